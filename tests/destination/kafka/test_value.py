@@ -61,7 +61,14 @@ def test_a_float_comes_back_with_its_sign(values: list[float]) -> None:
 
 @pytest.mark.parametrize(
     ("text", "kind"),
-    [("infinity", pa.date32()), ("NaN", pa.decimal128(4)), ("24:00", pa.int32()), ("{{1}}", pa.list_(pa.int32()))],
+    [
+        ("infinity", pa.date32()),
+        ("294276-12-31 23:59:59", pa.timestamp("us")),
+        ("24:00:00", pa.time64("us")),
+        ("NaN", pa.decimal128(4)),
+        ("24:00", pa.int32()),
+        ("{{1}}", pa.list_(pa.int32())),
+    ],
 )
 def test_the_text_of_a_value_that_no_type_holds_is_recognized(text: str, kind: pa.DataType) -> None:
     assert is_unfit(text, kind)

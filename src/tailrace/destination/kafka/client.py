@@ -59,18 +59,18 @@ def admin_of(options: KafkaOptions) -> AdminClient:
     return AdminClient(settings_of(options))
 
 
-class Topic(NamedTuple):
+class KafkaTopic(NamedTuple):
     name: str
     partitions: int
 
 
-def find_topic(options: KafkaOptions, topic: str, admin: AdminClient | None = None) -> Topic | None:
+def find_topic(options: KafkaOptions, topic: str, admin: AdminClient | None = None) -> KafkaTopic | None:
     """A topic if it is there. Raises KafkaException."""
     # The client must outlive its answer.
     admin = admin or admin_of(options)
     try:
         described = admin.describe_topics(TopicCollection([topic]), request_timeout=options.timeout)
-        return Topic(topic, len(described[topic].result().partitions))
+        return KafkaTopic(topic, len(described[topic].result().partitions))
     except KafkaException as error:
         if error.args[0].code() in UNKNOWN_TOPIC:
             return None

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from tailrace.destination import CopyMode, Destination, Stage, Staged, TableBatch, Written, plan_columns
 from tailrace.destination.chunking import whole
 from tailrace.destination.kafka import preflight
-from tailrace.destination.kafka.client import Topic, place_name, reaching
+from tailrace.destination.kafka.client import KafkaTopic, place_name, reaching
 from tailrace.destination.kafka.left_out import filled
 from tailrace.destination.kafka.name import topic_of
 from tailrace.destination.kafka.option import KafkaOptions
@@ -106,7 +106,7 @@ class KafkaDestination(KafkaOptions, Destination):
         for chunk in whole(batch.changes(), least_bytes=CHUNK_BYTES):
             yield filled(chunk, batch.refetch) if self.unchanged == "fetch" else chunk
 
-    def _send(self, session: KafkaSession, topic: Topic, chunk: Changes, source: str) -> Written:
+    def _send(self, session: KafkaSession, topic: KafkaTopic, chunk: Changes, source: str) -> Written:
         table, op = chunk.table.table, chunk.numpy("op")
         for part in records_of(chunk, source):
             if part.everywhere:

@@ -24,12 +24,12 @@ from tailrace.destination.kafka.option import KafkaOptions
 from tailrace.errors import UnavailableError
 from tailrace.model.schema import TableName, TableSchema
 
-Record = tuple[bytes, bytes | None]
+ProgressRecord = tuple[bytes, bytes | None]
 _FETCHED = 1000
 
 
 @dataclass
-class Progress:
+class KafkaProgress:
     """The records as they are now, by key."""
 
     records: dict[bytes, bytes] = field(default_factory=dict)
@@ -53,21 +53,21 @@ class Progress:
         held = [value for key, value in self.records.items() if _names(key) == {"pipeline": None, "table": str(table)}]
         return self.version(table, json.loads(held[-1])["version"]) if held else None
 
-    def note(self, records: list[Record]) -> None:
+    def note(self, records: list[ProgressRecord]) -> None:
         """The records were committed."""
         for key, value in records:
             self.records.pop(key, None)
             if value is not None:
                 self.records[key] = value
 
-    def noting(self, pipeline: str, kept: TableSchema, mark: str) -> list[Record]:
+    def noting(self, pipeline: str, kept: TableSchema, mark: str) -> list[ProgressRecord]:
         """The records that say that a table holds a batch."""
         columns = _text({"columns": json.loads(kept.to_json())})
         version_key = _version_key(kept.table, kept.version)
         of_version = [(version_key, columns)] if self.records.get(version_key) != columns else []
         return [*of_version, (_batch_key(pipeline, kept.table), _text({"batch": mark, "version": kept.version}))]
 
-    def forgetting(self, table: TableName) -> list[Record]:
+    def forgetting(self, table: TableName) -> list[ProgressRecord]:
         """The records that say that a table holds no batch of any run."""
         wanted = {"pipeline": None, "table": str(table)}
         return [(key, None) for key in self.records if _names(key) == wanted]
@@ -96,17 +96,17 @@ def _text(value: Mapping[str, object]) -> bytes:
 
 
 _lock = threading.Lock()
-_read: dict[tuple[str, str], tuple[int, Progress]] = {}
+_read: dict[tuple[str, str], tuple[int, KafkaProgress]] = {}
 """How far this process has read a progress topic, and what it found: the next reading begins there."""
 
 
-def read_progress(options: KafkaOptions, admin: AdminClient | None = None) -> Progress:
+def read_progress(options: KafkaOptions, admin: AdminClient | None = None) -> KafkaProgress:
     """The committed records. Empty when there is no topic. Raises KafkaException."""
     place = options.servers, options.progress_topic
     if find_topic(options, options.progress_topic, admin) is None:
-        return Progress()
+        return KafkaProgress()
     with _lock:
-        start, progress = _read.pop(place, (OFFSET_BEGINNING, Progress()))
+        start, progress = _read.pop(place, (OFFSET_BEGINNING, KafkaProgress()))
         try:
             end = start
             for message in messages(options, TopicPartition(options.progress_topic, 0, start)):
@@ -119,7 +119,7 @@ def read_progress(options: KafkaOptions, admin: AdminClient | None = None) -> Pr
             # The topic was deleted and created again: there are fewer records than were read.
         else:
             _read[place] = end, progress
-            return Progress(dict(progress.records))
+            return KafkaProgress(dict(progress.records))
     return read_progress(options, admin)
 
 

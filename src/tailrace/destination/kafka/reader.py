@@ -17,14 +17,14 @@ from tailrace.destination import plan_columns
 from tailrace.destination.kafka.client import find_topic
 from tailrace.destination.kafka.name import topic_of
 from tailrace.destination.kafka.option import KafkaOptions
-from tailrace.destination.kafka.progress import Progress, messages, read_progress
+from tailrace.destination.kafka.progress import KafkaProgress, messages, read_progress
 from tailrace.destination.kafka.record import EVERY_ROW
 from tailrace.destination.kafka.value import is_unfit, parse, to_arrow
 from tailrace.model.change import EXACT
 from tailrace.model.schema import TableName, TableSchema
 from tailrace.model.table_rows import TableRows
 
-Event = dict[str, Any]
+TopicEvent = dict[str, Any]
 _RESTART = b'"snapshot":"first"'
 
 
@@ -48,7 +48,7 @@ def read_rows(options: KafkaOptions, table: TableSchema) -> TableRows | None:
     return TableRows(iter(rows.combine_chunks().to_batches()), shape)
 
 
-def last_events(options: KafkaOptions, table: TableName, *, keyed: bool) -> list[Event]:
+def last_events(options: KafkaOptions, table: TableName, *, keyed: bool) -> list[TopicEvent]:
     """The events of the rows that are there; every event since its last copy, of a table without a key."""
     topic = find_topic(options, topic_of(options.topic, table))
     if topic is None:
@@ -68,7 +68,7 @@ def last_events(options: KafkaOptions, table: TableName, *, keyed: bool) -> list
     return [parse(value) for rows in found for value in rows.values()]
 
 
-def rows_of(events: Sequence[Event], kept: TableSchema, progress: Progress) -> pa.Table:
+def rows_of(events: Sequence[TopicEvent], kept: TableSchema, progress: KafkaProgress) -> pa.Table:
     """The rows after these events, with the columns that the table has now, and EXACT."""
     schema = pa.schema([*((column.name, column.type) for column in kept.columns), (EXACT, pa.string())])
     versions = np.array([event["source"]["schema_version"] for event in events], np.int64)
@@ -82,7 +82,7 @@ def rows_of(events: Sequence[Event], kept: TableSchema, progress: Progress) -> p
     return pa.concat_tables(pieces)
 
 
-def _evolved(images: list[Event], then: TableSchema, kept: TableSchema, schema: pa.Schema) -> pa.Table:
+def _evolved(images: list[TopicEvent], then: TableSchema, kept: TableSchema, schema: pa.Schema) -> pa.Table:
     """Rows that were written with the columns `then`, with those of `kept`."""
     plan = plan_columns(then, kept)
     names = {source: name for name, source in plan.sources.items() if source is not None}

@@ -13,9 +13,9 @@ from tailrace.destination.webhook.format.debezium import debezium_images, join_e
 from tailrace.model.change import Changes, Op
 from tailrace.model.schema import TableSchema
 
-Key = bytes | None
-Value = bytes | None
-Headers = list[tuple[str, str | bytes | None]] | None
+RecordKey = bytes | None
+RecordValue = bytes | None
+RecordHeaders = list[tuple[str, str | bytes | None]] | None
 
 EVERY_ROW = b"{}"
 """The key of records that concern all rows of a table: of truncates. It has none of the key's columns."""
@@ -25,9 +25,9 @@ EVERY_ROW = b"{}"
 class TopicRecords:
     """Records in the order they are sent. A truncate goes to every partition, by itself."""
 
-    keys: list[Key]
-    values: list[Value]
-    headers: list[Headers]
+    keys: list[RecordKey]
+    values: list[RecordValue]
+    headers: list[RecordHeaders]
     everywhere: bool = False
 
 
@@ -37,9 +37,9 @@ def records_of(changes: Changes, source: str) -> Iterator[TopicRecords]:
     if not len(images.place):
         return
     more = f',"schema_version":{changes.table.version}'
-    values: list[Value] = join_envelopes(images, ["{"], source, more=more).cast(pa.binary()).to_pylist()
-    keys: list[Key] = images.key.cast(pa.binary()).to_pylist()
-    headers: list[Headers] = [None] * len(keys)
+    values: list[RecordValue] = join_envelopes(images, ["{"], source, more=more).cast(pa.binary()).to_pylist()
+    keys: list[RecordKey] = images.key.cast(pa.binary()).to_pylist()
+    headers: list[RecordHeaders] = [None] * len(keys)
     if (found := other_keys(images)) is not None:
         names, others = found[0].to_pylist(), found[1].cast(pa.binary()).to_pylist()
         headers = [[(name, key)] if key is not None else None for name, key in zip(names, others, strict=True)]
@@ -55,7 +55,9 @@ def records_of(changes: Changes, source: str) -> Iterator[TopicRecords]:
         start = place + 1
 
 
-def _with_tombstones(keys: list[Key], values: list[Value], headers: list[Headers], deletes: list[int]) -> TopicRecords:
+def _with_tombstones(
+    keys: list[RecordKey], values: list[RecordValue], headers: list[RecordHeaders], deletes: list[int]
+) -> TopicRecords:
     for place in reversed(deletes):
         keys.insert(place + 1, keys[place])
         values.insert(place + 1, None)

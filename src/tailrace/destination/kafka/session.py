@@ -20,7 +20,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from tailrace.destination import Batch
 from tailrace.destination.kafka.client import (
-    Topic,
+    KafkaTopic,
     as_error,
     find_topic,
     missing_topic,
@@ -29,8 +29,8 @@ from tailrace.destination.kafka.client import (
     settings_of,
 )
 from tailrace.destination.kafka.option import KafkaOptions
-from tailrace.destination.kafka.progress import Progress, Record, read_progress
-from tailrace.destination.kafka.record import Headers, Key, Value
+from tailrace.destination.kafka.progress import KafkaProgress, ProgressRecord, read_progress
+from tailrace.destination.kafka.record import RecordHeaders, RecordKey, RecordValue
 from tailrace.errors import TableError, UnavailableError
 from tailrace.model.schema import TableName, TableSchema
 from tailrace.system import failpoint
@@ -53,7 +53,7 @@ class KafkaSession:
         self.batch = batch
         self.pid = os.getpid()
         self._failed: KafkaError | None = None
-        self._topics: dict[str, Topic] = {}
+        self._topics: dict[str, KafkaTopic] = {}
         self._admin = AdminClient(settings_of(options))
         self._producer = Producer(
             settings_of(options)
@@ -73,9 +73,9 @@ class KafkaSession:
         )
         self._require_progress_topic()
         self._producer.init_transactions(options.timeout)
-        self.progress: Progress = read_progress(options, self._admin)
+        self.progress: KafkaProgress = read_progress(options, self._admin)
 
-    def require_topic(self, table: TableSchema, topic: str, *, is_known: bool) -> Topic:
+    def require_topic(self, table: TableSchema, topic: str, *, is_known: bool) -> KafkaTopic:
         """The topic of a table, which is created if it is missing and was never written."""
         if topic not in self._topics:
             found = self.find_topic(topic)
@@ -86,11 +86,11 @@ class KafkaSession:
             self._topics[topic] = found
         return self._topics[topic]
 
-    def find_topic(self, topic: str) -> Topic | None:
+    def find_topic(self, topic: str) -> KafkaTopic | None:
         """A topic if it is there."""
         return find_topic(self.options, topic, self._admin)
 
-    def has_records(self, topic: Topic) -> bool:
+    def has_records(self, topic: KafkaTopic) -> bool:
         """Whether anything was ever written to a topic."""
         wanted = {
             TopicPartition(topic.name, at): OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -113,10 +113,10 @@ class KafkaSession:
 
     def send(
         self,
-        topic: Topic,
-        keys: Iterable[Key],
-        values: Iterable[Value],
-        headers: Iterable[Headers],
+        topic: KafkaTopic,
+        keys: Iterable[RecordKey],
+        values: Iterable[RecordValue],
+        headers: Iterable[RecordHeaders],
         *,
         table: TableName,
         partition: int = ANY_PARTITION,
@@ -137,19 +137,19 @@ class KafkaSession:
         self._producer.poll(0)
         self._require_delivered(topic.name, table)
 
-    def send_everywhere(self, topic: Topic, key: bytes | None, value: bytes, *, table: TableName) -> None:
+    def send_everywhere(self, topic: KafkaTopic, key: bytes | None, value: bytes, *, table: TableName) -> None:
         """Send a record to every partition."""
         for partition in range(topic.partitions):
             self.send(topic, [key], [value], [None], table=table, partition=partition)
 
-    def note(self, records: Sequence[Record], table: TableName) -> None:
+    def note(self, records: Sequence[ProgressRecord], table: TableName) -> None:
         """Send records of the progress. They count for this session at once."""
-        topic = Topic(self.options.progress_topic, 1)
+        topic = KafkaTopic(self.options.progress_topic, 1)
         keys, values = [key for key, _ in records], [value for _, value in records]
         self.send(topic, keys, values, [None] * len(records), table=table)
         self.progress.note(list(records))
 
-    def flush(self, topic: Topic, table: TableName) -> None:
+    def flush(self, topic: KafkaTopic, table: TableName) -> None:
         """Wait until the brokers have all records, so that one that they refuse is the error of its table."""
         self._producer.flush(self.options.timeout)
         self._require_delivered(topic.name, table)
@@ -192,7 +192,7 @@ class KafkaSession:
         if self.find_topic(topic) is None:
             self._create(topic, None, 1, _PROGRESS_SETTINGS)
 
-    def _create(self, topic: str, table: str | None, partitions: int, settings: dict[str, str]) -> Topic:
+    def _create(self, topic: str, table: str | None, partitions: int, settings: dict[str, str]) -> KafkaTopic:
         if not self.options.create_topics:
             raise TableError(
                 f"there is no topic {topic} at {place_name(self.options)}",

@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-_MOMENT = re.compile(r"[+-]?\d{4,}-|\d{2}:")
+_DATE = r"(\d{4}|[+-]\d{4,})-\d\d-\d\d"
+_TIME = r"([01]\d|2[0-3]):\d\d:\d\d(\.\d+)?"
+_MOMENT = re.compile(rf"{_DATE}(T{_TIME}Z?)?|{_TIME}")
+"""As events have them; the text of a value that no type holds looks different."""
 _FLOATS = frozenset({"NaN", "Infinity", "-Infinity"})
 
 
@@ -23,7 +26,7 @@ def is_unfit(value: Any, kind: pa.DataType) -> bool:
     if pa.types.is_floating(kind):
         return value not in _FLOATS
     if pa.types.is_temporal(kind) and not pa.types.is_duration(kind):
-        return _MOMENT.match(value) is None
+        return _MOMENT.fullmatch(value) is None
     return True
 
 
