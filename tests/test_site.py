@@ -18,6 +18,13 @@ def test_the_menu_lists_every_page_once() -> None:
     assert sorted(listed(CONFIG["nav"])) == [page.relative_to(DOCS).as_posix() for page in SOURCES]
 
 
+@pytest.mark.parametrize(("start", "prefix"), [(DOCS / "index.md", ""), (ROOT / "README.md", "docs/")])
+def test_every_page_but_decisions_is_reached_from_the_start(start: Path, prefix: str) -> None:
+    text = start.read_text("utf-8")
+    named = {page.name for page in DOCS.glob("*.md") if f"]({prefix}{page.name}" in text}
+    assert sorted({page.name for page in DOCS.glob("*.md")} - named) == ["index.md"]
+
+
 def test_the_theme_takes_no_fonts_scripts_or_styles_from_elsewhere() -> None:
     assert CONFIG["theme"]["font"] is False
     assert not {"extra_javascript", "extra_css", "extra_templates"} & CONFIG.keys()

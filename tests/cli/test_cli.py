@@ -342,7 +342,7 @@ def test_status_shows_each_table_and_its_error_while_a_runner_works(file: Path) 
         result = invoke("status", file)
         answer = json.loads(invoke("status", file, "--json").stdout)
     assert result.exit_code == 0
-    assert f"shop · runs as process {os.getpid()} · streaming · journal 12.3 kB" in result.stdout
+    assert f"shop · process {os.getpid()} · streaming · journal 12.3 kB" in result.stdout
     assert "public.a: the key is gone\n  fix: ALTER TABLE public.a ADD PRIMARY KEY (id)" in result.stdout
     assert answer["tables"][0]["state"] == "Errored"
     assert answer["runner"]["pid"] == os.getpid()

@@ -68,6 +68,8 @@ def test_figures_are_those_of_the_status_and_need_no_variable_of_the_source(tmp_
     assert found["tailrace_running", "", ""] == 1
     assert found["tailrace_batch", "", ""] == 7
     assert found["tailrace_journal_bytes", "", ""] == 77
+    names = ("seconds", "rows", "bytes")
+    assert [found[f"tailrace_batch_{name}", "", ""] for name in names] == [2.0, 15, 100]
     assert found["tailrace_lag_bytes", "", ""] == 2000
     assert found["tailrace_table_rows_copied_total", "public.orders", ""] == 12_345_678
     assert found["tailrace_table_state", "public.orders", "Ready"] == 1
@@ -158,6 +160,7 @@ def test_every_figure_is_on_the_page_of_the_commands(tmp_path: Path) -> None:
             prometheus.UP,
             *prometheus.PIPELINE,
             prometheus.PHASE,
+            prometheus.SLOT,
             *prometheus.TABLE,
             prometheus.STATE,
             *prometheus.QUEUE,

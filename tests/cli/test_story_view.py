@@ -26,12 +26,12 @@ def store(tmp_path: Path) -> Iterator[StateStore]:
 class Story:
     """The lines of a view with a clock that is set, without their times."""
 
-    def __init__(self, store: StateStore) -> None:
+    def __init__(self, store: StateStore, *, is_continued: bool = False) -> None:
         self.store = store
         self.now = 0.0
         self.batches = 0
         self.written: list[str] = []
-        self.view = StoryView(self.written.append, clock=lambda: self.now)
+        self.view = StoryView(self.written.append, is_continued=is_continued, clock=lambda: self.now)
 
     def apply(self, **update: object) -> None:
         self.batches += 1
@@ -54,7 +54,7 @@ def test_a_copy_is_a_bar_then_a_line_and_changes_are_counted_from_line_to_line(s
     assert story.look() == ["copying    ██████░░░░░░░░░░░░░░░░░░ 250 of ~1,000 rows"]
     assert story.look() == []
     story.apply(steps=WAY[2:], rows_copied=750)
-    assert story.look() == ["copied     1,000 rows in 1 tables; from now on every change follows"]
+    assert story.look() == ["copied     1,000 rows in 1 table; from now on every change follows"]
     story.apply(counts=ChangeCounts(inserts=3, updates=20, deletes=1))
     assert story.look() == ["following  +3 ~20 -1            █                 level with the shop"]
     story.apply(counts=ChangeCounts(inserts=12))
@@ -64,9 +64,17 @@ def test_a_copy_is_a_bar_then_a_line_and_changes_are_counted_from_line_to_line(s
 def test_a_quiet_pipeline_is_quiet(store: StateStore) -> None:
     story = Story(store)
     story.apply(steps=WAY[1:], rows_copied=5)
-    assert story.look() == ["continuing 5 rows in 1 tables were copied before"]
+    assert story.look() == ["continuing 5 rows in 1 table were copied before"]
     looks = [line for _ in range(100) for line in story.look(0.5)]
     assert len(looks) <= 4
+
+
+def test_after_another_view_nothing_is_said_of_a_copy_that_is_done(store: StateStore) -> None:
+    story = Story(store, is_continued=True)
+    story.apply(steps=WAY[1:], rows_copied=5, counts=ChangeCounts(5, inserts=7))
+    assert story.look() == []
+    story.apply(counts=ChangeCounts(inserts=3))
+    assert story.look() == ["following  +3 ~0 -0             █                 level with the shop"]
 
 
 def test_an_error_is_told_once(store: StateStore) -> None:

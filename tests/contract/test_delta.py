@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
@@ -14,9 +16,10 @@ from tailrace.destination import Destination
 from tailrace.destination.delta import key_index, upsert
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.option import Updates
+from tailrace.errors import SchemaChangedError
 from tailrace.model.schema import TableSchema
 from tailrace.option.value import Secret
-from tailrace.testing.destination import ChunkedCopyContract
+from tailrace.testing.destination import ITEMS, ChunkedCopyContract, insert, read
 from tailrace.testing.fault import FaultyDestination
 from tests.support.delta_table import queried
 from tests.support.slatedb_bucket import BucketProcess, serving
@@ -49,6 +52,28 @@ class TestDeltaPartitioned(TestDelta):
     @pytest.fixture
     def destination(self, tmp_path: Path) -> Destination:
         return DeltaDestination(path=str(tmp_path / "lake"), partition_by={"shop.items": ["price", "name"]})
+
+
+class TestDeltaWithHistory(TestDelta):
+    """The current versions of a history are the rows of the table."""
+
+    @pytest.fixture
+    def destination(self, tmp_path: Path) -> Destination:
+        return DeltaDestination(path=str(tmp_path / "lake"), mode="history")
+
+    def scan(self, table: DeltaTable) -> list[dict[str, Any]]:
+        return [row for row in queried(table) if row.get("_tailrace_is_current", True)]
+
+    def test_a_copy_may_have_columns_of_other_types(self, destination: Destination) -> None:
+        """It may not: older versions hold values of the old type, so the history is kept and the table stops."""
+        self.write(destination, 0, insert(id=1, name="a", price=1))
+        columns = tuple(replace(each, type=pa.string()) if each.name == "price" else each for each in ITEMS.columns)
+        other = replace(ITEMS, columns=columns, version=2)
+        staged = self.staged(destination, read(id=1, name="a", price="one"), table=other)
+        with pytest.raises(SchemaChangedError, match="price is string upstream") as refused:
+            self.write(destination, 1, table=other, staged=staged, begins_copy=True, completes_copy=True)
+        assert "move" in (refused.value.fix or "")
+        assert self.rows(destination) == [{"id": 1, "name": "a", "price": 1}]
 
 
 class TestDeltaInAWrapperWithoutFaults(TestDelta):

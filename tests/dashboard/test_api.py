@@ -193,7 +193,8 @@ def test_a_pipeline_shows_its_way_its_slot_its_batches_and_what_happened(client:
     assert slot["full_in"] == pytest.approx(800_000.0)
     assert slot["name"] == "tailrace_shop"
     [batch] = shown["batches"]
-    assert (batch["rows"], batch["copied"], batch["inserts"]) == (40, 130, 21)
+    assert (batch["rows"], batch["bytes"], batch["copied"], batch["inserts"]) == (40, 4000, 130, 21)
+    assert shown["bytes_per_second"] > 0
     assert batch["phases"]["write"] == 0.7
     assert shown["series"]["changes_per_second"] == [5.0] * 30
     assert len({len(column) for column in shown["series"].values()}) == 1

@@ -136,6 +136,8 @@ def test_the_status_as_json_has_the_keys_that_it_had(tmp_path: Path) -> None:
         "rows_per_second",
         "copied_per_second",
         "changes_per_second",
+        "bytes_per_second",
+        "last_batch",
         "lag_bytes",
         "lag_seconds",
         "source",

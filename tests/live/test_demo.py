@@ -34,10 +34,13 @@ def test_a_demo_without_a_terminal_can_be_killed_and_goes_on_in_few_lines(tmp_pa
     assert len(lines) <= 35
     assert max(len(line) for line in lines if str(tmp_path) not in line) <= 110
     assert any("rows in 6 tables were copied before" in line for line in lines)
+    assert any(re.search(r"as a page: http://127\.0\.0\.1:\d+/$", line) for line in lines)
     assert any("rows are equal" in line for line in lines)
     placed = next(line.split() for line in lines if line.startswith("  placed"))
     assert int(placed[1].replace(",", "")) > 0
-    assert any(re.search(r"status \S+/demo/demo.yaml", line) for line in lines[-4:])
+    steps = [re.fullmatch(r"(  \S+ (?:status|dashboard|demo) .*\S)  +(\S.*)", line) for line in lines[-3:]]
+    assert len({step.start(2) for step in steps if step}) == 1, "what each does begins at one column"
+    assert "http://127.0.0.1:8470/" in lines[-2]
     assert CHATTER.search(done.stderr) is None
 
 

@@ -94,7 +94,34 @@ def test_a_history_holds_every_change_once_though_the_run_was_killed(
             ("insert", 3, "new"),
         ]
     ]
-    assert "public.items: it has no key, or is kept with its history" in scenario.execute("verify")
+    assert "public.items: it has no key, or is kept as a changelog" in scenario.execute("verify")
+
+
+def test_the_versions_of_rows_are_there_once_though_the_run_was_killed(
+    database: PostgresDatabase, make_scenario: Callable[..., Scenario]
+) -> None:
+    scenario = make_scenario(database.dsn, destination={"mode": {"public.items": "history"}})
+    scenario.sql(
+        "CREATE TABLE items (id int PRIMARY KEY, a text)", "INSERT INTO items VALUES (1, 'copied'), (2, 'stays')"
+    )
+    scenario.apply()
+    scenario.sql("UPDATE items SET a = 'once' WHERE id = 1", "UPDATE items SET id = 3 WHERE id = 1")
+    for failpoint in ("delta.before_commit:kill", "delta.committed:kill"):
+        assert scenario.run_once(failpoints=failpoint) != 0
+    scenario.apply()
+    scenario.sql("DELETE FROM items WHERE id = 3")
+    scenario.execute("resync", "public.items")
+    scenario.apply()
+    rows = DeltaTable(str(scenario.lake / "public" / "items")).to_pyarrow_table().sort_by("_tailrace_from").to_pylist()
+    assert sorted((row["id"], row["a"], row["_tailrace_is_current"]) for row in rows) == [
+        (1, "copied", False),
+        (1, "once", False),
+        (2, "stays", True),
+        (3, "once", False),
+    ]
+    assert all(row["_tailrace_is_current"] or row["_tailrace_valid_to"] is not None for row in rows)
+    assert "public.items" in scenario.execute("verify")
+    assert scenario.doubled() == []
 
 
 def test_a_new_column_that_is_widened_before_it_is_discovered_keeps_what_older_rows_hold(scenario: Scenario) -> None:

@@ -97,18 +97,19 @@ def test_rates_come_from_the_batches_and_from_the_status_before(store: StateStor
     assert second.tables[0].rows_per_second == 3.0
     # A copy is not mixed into the rate of changes.
     assert (second.copied_per_second, second.changes_per_second) == (10 / 3, 5 / 3)
-    assert second.rows_per_second == 5.0
+    assert (second.rows_per_second, second.bytes_per_second) == (5.0, 100 / 3)
     assert PipelineStatus.read(store, at=NOW + timedelta(hours=1)).rows_per_second == 0.0
 
 
 def test_a_status_has_what_changed_by_kind_the_phases_and_what_became_of_requests(store: StateStore) -> None:
     ready(store, commit=1)
-    store.apply_batch(BatchRecord(1, {}, phases={"write": 0.25, "read": 0.5}))
+    store.apply_batch(BatchRecord(1, {}, None, 3, 777, 0.5, NOW, phases={"write": 0.25, "read": 0.5}))
     store.finish_request(store.ask("pause", "public.orders").id, "paused")
     values = PipelineStatus.read(store, at=NOW).to_dict()
     table = values["tables"][0]
     assert (table["inserts"], table["updates"], table["deletes"]) == (3, 1, 1)
     assert values["phases"] == {"write": 0.25, "read": 0.5}
+    assert values["last_batch"] == {"at": NOW.isoformat(), "seconds": 0.5, "rows": 3, "bytes": 777}
     [request] = values["recent_requests"]
     assert (request["kind"], request["table"], request["outcome"]) == ("pause", "public.orders", "paused")
     assert request["done_at"] is not None
@@ -197,7 +198,7 @@ def test_a_pause_is_a_line_of_its_own(store: StateStore) -> None:
 
 def test_a_runner_on_another_machine_is_shown_with_it(store: StateStore) -> None:
     status = replace(PipelineStatus.read(store), runner=Owner(7, "another-host", NOW))
-    assert "shop · runs as process 7 on another-host" in shown(status)
+    assert "shop · process 7 on another-host" in shown(status)
 
 
 def test_a_request_is_shown_with_its_argument(store: StateStore) -> None:

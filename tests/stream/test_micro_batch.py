@@ -20,8 +20,9 @@ from tailrace.model.change import Changes
 from tailrace.model.last_batch import LastBatch
 from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.option.table import TableOptions
+from tailrace.source.split import Split
 from tailrace.stream import micro_batch
-from tailrace.stream.block import CopyReceipt, error_row, staged_row
+from tailrace.stream.block import CopyReceipt, error_row, log_row, staged_row
 from tailrace.stream.micro_batch import Applier, KnownTables
 from tailrace.testing.destination import ITEMS, PLAIN, RowChange, changes_of, insert, read
 from tests.support.source_making import make_postgres
@@ -79,6 +80,19 @@ def test_an_event_destination_takes_the_tables_of_a_batch_together(tmp_path: Pat
         "CopyEndEvent shop.log",
     ]
     assert not list(stage.folder.glob("*.arrow"))
+    assert [row["bytes"] > 0 for row in results] == [True, True, False]
+
+
+@pytest.mark.parametrize("as_events", [False, True])
+def test_a_result_has_the_size_of_its_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_events: bool) -> None:
+    changes = changes_of(ITEMS, insert(id=1, name="a" * 1000, price=1), insert(id=2, name="b", price=1))
+    monkeypatch.setattr(type(SOURCE), "read", lambda source, split: iter(changes))
+    destination = Journal(path=tmp_path / "journal") if as_events else DeltaDestination(path=str(tmp_path))
+    split = Split(weights={"shop.items": 1}, schemas={"shop.items": ITEMS})
+    lane = Applier(SOURCE, destination, 1, Stage(tmp_path / "staged"))
+    [result] = [row for result in lane.run(iter([log_row(split, 0, 0)]), Batch("p", 0)) for row in result.to_pylist()]
+    assert (result["changes"], result["error"]) == (2, None)
+    assert 1000 < result["bytes"] < 3000
 
 
 def apply(destination: DeltaDestination, number: int, rows: dict[TableSchema, RowChange]) -> list[dict[str, Any]]:

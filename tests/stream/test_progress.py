@@ -176,6 +176,14 @@ def test_a_table_goes_through_its_states_and_its_rows_are_counted(scene: Scene) 
     assert scene.source.released[-1] == scene.at
 
 
+def test_a_batch_is_recorded_with_the_rows_and_bytes_of_all_its_tables(scene: Scene) -> None:
+    scene.follow("1", "2")
+    scene.batch(replace(done(changes=3), bytes=700), replace(done("2", changes=1), bytes=80))
+    last = scene.store.last_batch()
+    assert last is not None
+    assert (last.rows, last.bytes) == (4, 780)
+
+
 def test_a_batch_that_is_reported_again_changes_nothing(scene: Scene) -> None:
     scene.follow("1")
     scene.place("1", "ready", 20, copy=1)

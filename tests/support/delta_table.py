@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from tailrace.destination.delta import commit, data_file, deletion_vector, key_index, log, upsert
+from tailrace.destination.delta import commit, data_file, deletion_vector, key_index, log, object_folder, upsert
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.log import DeltaSnapshot
 from tailrace.destination.delta.table_folder import TablePath
@@ -42,6 +42,7 @@ def forget_everything() -> None:
     """Be a new process: nothing about any table is in memory."""
     log._known.clear()
     log._synced.clear()
+    object_folder._kept.clear()
     key_index._kept.clear()
     key_index._kept_bytes = 0
     deletion_vector._kept.clear()

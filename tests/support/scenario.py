@@ -15,7 +15,7 @@ import yaml
 from tailrace.config.pipeline import load
 from tailrace.config.registry import open_source
 from tailrace.demo.compare import Difference, compare
-from tailrace.destination.delta.table_folder import TablePath
+from tailrace.destination.delta.place import place_of
 from tailrace.model.schema import TableName, TableSchema
 from tailrace.source.postgres.offset import parse_lsn
 from tailrace.state.status import PipelineStatus
@@ -137,7 +137,7 @@ class Scenario:
         return sum(json.loads(add["stats"])["numRecords"] for add in adds)
 
     def _history(self, table: TableName) -> Iterator[dict[str, Any]]:
-        log = Path(TablePath.of(str(self.lake), table, {}).base) / "_delta_log"
+        log = Path(place_of(str(self.lake), table, {}).base) / "_delta_log"
         for commit in sorted(log.glob("*.json")):
             yield from map(json.loads, commit.read_text().splitlines())
 

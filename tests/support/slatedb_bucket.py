@@ -162,11 +162,13 @@ class _Request(BaseHTTPRequestHandler):
             return self._answer(503)
         query = self._query()
         if "uploads" in query:
+            self.buckets.requests["PUT"] += 1
             upload = uuid.uuid4().hex
             self.buckets.uploads[upload] = {}
             answer = f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>"
             return self._answer(200, answer.encode())
         if "uploadId" in query:
+            self.buckets.requests["PUT"] += 1
             parts = self.buckets.uploads.pop(query["uploadId"])
             whole = Stored(b"".join(parts[number] for number in sorted(parts)), datetime.datetime.now(datetime.UTC))
             with self.buckets.lock:

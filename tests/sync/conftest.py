@@ -18,6 +18,12 @@ CREATE TABLE person (mail TEXT PRIMARY KEY, name TEXT UNIQUE);
 """
 
 
+def count_connections(port: int) -> int:
+    """How many clients are connected to a port of this machine."""
+    found = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(1 for fields in found if fields[1].endswith(f":{port:04X}") and fields[3] == "01")
+
+
 class ServerProcess:
     """`tailrace serve-sync` on one port, which can be killed and started again."""
 
@@ -47,10 +53,12 @@ class ServerProcess:
 
     def open_connections(self) -> int:
         """How many clients are connected to the server."""
-        port = f"{int(self._address.rpartition(':')[2]):04X}"
-        lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-        found = [line.split() for line in lines]
-        return sum(1 for fields in found if fields[1].endswith(f":{port}") and fields[3] == "01")
+        return count_connections(int(self._address.rpartition(":")[2]))
+
+    def peak_bytes(self) -> int:
+        """The most memory that the server had so far."""
+        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
     def kill(self) -> None:
         self._process.kill()

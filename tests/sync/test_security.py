@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 import urllib3
 
-from tests.sync.conftest import SCHEMA, ServerProcess
+from tailrace.sync.serve import ServeOptions, serve
+from tailrace.sync.server import SyncLimits
+from tailrace.system import http_listener
+from tailrace.testing.wait import wait_until
+from tests.sync.conftest import SCHEMA, ServerProcess, count_connections
 
 Serving = Callable[..., ServerProcess]
 
@@ -90,3 +96,111 @@ def test_a_push_that_fails_leaves_nothing(server: ServerProcess) -> None:
                  "INSERT INTO note VALUES (2, 'b', 1)", "COMMIT")  # fmt: skip
     assert [error is not None for error in result["step_errors"]] == [False, False, True, False, False]
     assert server.run("SELECT count(*) FROM note")["step_results"][0]["rows"] == [[{"type": "integer", "value": "0"}]]
+
+
+def test_the_time_of_a_push_is_that_of_all_its_statements(serving: Serving) -> None:
+    server = serving("--max-seconds", "1")
+    result = server.run(*["SELECT length(randomblob(20000000))"] * 1000)
+    codes = [error["code"] for error in result["step_errors"] if error]
+    assert codes == ["SQLITE_INTERRUPT"]
+    assert server.run("SELECT 1")["step_errors"] == [None]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT length(hex(zeroblob(900000000)))",
+        "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 3000) "
+        "SELECT " + ", ".join(f"length(group_concat(zeroblob({size})))" for size in range(300)) + " FROM n",
+    ],
+    ids=["one value", "many values"],
+)
+def test_a_push_takes_a_bounded_amount_of_memory(serving: Serving, sql: str) -> None:
+    server = serving("--max-body", "1MB")
+    assert server.run(sql)["step_errors"][0]["code"] in ("SQLITE_TOOBIG", "SQLITE_NOMEM")
+    assert server.peak_bytes() < 400 << 20
+    assert server.run("SELECT 1")["step_errors"] == [None]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "CREATE TABLE loose (a)",
+        "CREATE TABLE loose AS SELECT 1 AS a",
+        "CREATE TABLE loose (a PRIMARY KEY) WITHOUT ROWID",
+        "CREATE TABLE loose (a PRIMARY KEY, b AS (a) STORED)",
+        "CREATE TABLE tailrace_sync (name TEXT PRIMARY KEY, value)",
+        "CREATE TABLE turso_cdc (change_id INTEGER PRIMARY KEY)",
+        "ALTER TABLE note RENAME TO other",
+        "BEGIN; CREATE TABLE loose (a); COMMIT",
+        "SAVEPOINT s; CREATE TABLE loose (a); RELEASE s",
+    ],
+)
+def test_a_push_leaves_no_table_that_would_stop_the_replicas_or_the_next_start(server: ServerProcess, sql: str) -> None:
+    names = "SELECT name FROM sqlite_schema ORDER BY 1"
+    before = server.run(names)
+    for statements in ([sql], ["BEGIN", sql, "COMMIT"], ["BEGIN", "ALTER TABLE note ADD COLUMN id", sql, "COMMIT"]):
+        assert any(server.run(*statements)["step_errors"])
+        assert server.run(names) == before
+    for statements in (["CREATE TABLE one (a PRIMARY KEY)"], ["BEGIN", "CREATE TABLE two (a PRIMARY KEY)", "COMMIT"]):
+        assert not any(server.run(*statements)["step_errors"])
+    server.kill()
+    server.start()
+
+
+def test_a_statement_with_a_nul_is_malformed(server: ServerProcess) -> None:
+    body = b'{"requests":[{"type":"execute","stmt":{"sql":"SELECT 1\\u0000"}}]}'
+    assert post(f"{server.url}/v2/pipeline", body)[0] == 400
+
+
+def test_bodies_of_many_clients_take_a_bounded_amount_of_memory(serving: Serving) -> None:
+    server = serving("--max-body", "1MB")
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    with ExitStack() as stack:
+        clients = [stack.enter_context(closing(socket.create_connection((host, int(port)), 300))) for _ in range(5)]
+        for client in clients:
+            client.sendall(b"POST /v2/pipeline HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + b"x" * 999_999)
+        # The first four wait for their last byte.
+        answers = [client for client in clients if _answers(client)]
+        assert [client.recv(12) for client in answers] == [b"HTTP/1.1 503"]
+    wait_until(lambda: server.run("SELECT 1")["step_errors"] == [None])
+
+
+def _answers(client: socket.socket) -> bool:
+    client.settimeout(1)
+    try:
+        return bool(client.recv(1, socket.MSG_PEEK))
+    except TimeoutError:
+        return False
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640])
+def test_what_lies_next_to_a_served_file_is_as_private_as_the_file(tmp_path: Path, serving: Serving, mode: int) -> None:
+    file = tmp_path / "served.db"
+    file.touch()
+    file.chmod(mode)
+    serving("--tape")
+    found = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert {"served.db-sync", "served.db-sync-wal", "served.db-tape", "served.db-tshm"} <= found.keys()
+    assert {name: given for name, given in found.items() if given & ~mode} == {}
+
+
+def test_a_client_that_does_not_read_its_answer_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_listener, "STALL_SECONDS", 0.5)
+    file = tmp_path / "served.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript(SCHEMA + "INSERT INTO note VALUES (1, zeroblob(30000000), 1);")
+    stop, urls = threading.Event(), list[str]()
+    options = ServeOptions(file, ("127.0.0.1", 0), SyncLimits())
+    server = threading.Thread(target=serve, args=(options, stop, urls.append))
+    server.start()
+    try:
+        wait_until(lambda: bool(urls))
+        port = int(urls[0].rpartition(":")[2])
+        with closing(socket.create_connection(("127.0.0.1", port), 300)) as client:
+            client.sendall(b"POST /pull-updates HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+            assert client.recv(12) == b"HTTP/1.1 200"
+            wait_until(lambda: count_connections(port) == 0)
+    finally:
+        stop.set()
+        server.join()

@@ -19,6 +19,7 @@ import pytest
 import tailrace
 from tailrace.errors import PreflightError, UnavailableError
 from tailrace.sync.hrana import Step
+from tailrace.sync.page_history import PageHistory
 from tailrace.sync.remote import FileRemote, RefusedPushError
 from tailrace.sync.served_file import ServedFile, UnknownRevisionError
 from tailrace.system import turso_lock
@@ -100,6 +101,52 @@ def test_history_beyond_its_bound_is_not_given_and_changes_since_then_are(file: 
             image(served, first)
         with served.pulling(first, "") as (_, pages, numbers, _):
             assert 0 < len(numbers) <= pages
+
+
+def test_a_pull_that_takes_very_long_does_not_keep_the_history_for_ever(file: Path) -> None:
+    served = ServedFile(file, history_bytes=40 * 4096)
+    with closing(apsw.Connection(str(file))) as writer, closing(served):
+        writer.execute("INSERT INTO note VALUES (0, zeroblob(100000))")
+        served.advance()
+        with served.pulling("", "") as (_, _, numbers, revision):
+            for turn in range(30):
+                writer.execute("UPDATE note SET text = randomblob(100000)")
+                served.advance()
+                if turn == 1:  # beyond the bound, and still complete
+                    assert sum(len(chunk) for chunk in served.read(revision, numbers)) == len(numbers)
+            with closing(apsw.Connection(f"{file}-sync")) as history:
+                (count,) = next(history.execute("SELECT count(*) FROM old_page"))
+            assert count <= 80
+            with pytest.raises(UnknownRevisionError):
+                list(served.read(revision, numbers))
+
+
+def test_a_history_that_could_not_be_written_has_the_right_pages_later(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = ServedFile(file)
+
+    def fail(*arguments: object) -> bool:
+        raise apsw.FullError("the disk is full")
+
+    with closing(apsw.Connection(str(file))) as writer, closing(served):
+        writer.execute("INSERT INTO note VALUES (0, zeroblob(100000))")
+        for begins_log in (False, True):
+            served.advance()
+            while begins_log and served.has_news():
+                served.advance()
+            name, before = served.revision, image(served)
+            if begins_log:
+                writer.execute("PRAGMA wal_checkpoint(RESTART)")
+            with monkeypatch.context() as patch:
+                patch.setattr(PageHistory, "record", fail)
+                for _ in range(3):
+                    writer.execute("UPDATE note SET text = randomblob(100000)")
+                    with pytest.raises(apsw.FullError):
+                        served.advance()
+            assert served.advance()
+            assert image(served) != before
+            assert image(served, name) == before
 
 
 def test_an_index_that_a_dying_writer_left_half_written_is_recovered(file: Path) -> None:

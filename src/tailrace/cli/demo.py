@@ -7,18 +7,21 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
 import yaml
 
+from tailrace.cli.dashboard import LISTEN, open_dashboard
 from tailrace.cli.error import print_json
 from tailrace.cli.run import run_pipeline
 from tailrace.cli.story_view import StoryView
 from tailrace.cli.text import say
 from tailrace.config.pipeline import PipelineConfig, load
-from tailrace.errors import ConfigError, PreflightError, TailraceError
+from tailrace.errors import ConfigError, PreflightError, TailraceError, UnavailableError
 
 if TYPE_CHECKING:
     from tailrace.demo.server import EmbeddedPostgres
@@ -58,16 +61,18 @@ def run_demo(folder: Path, *, rows: int, seconds: float | None, plain: bool, as_
         file = _write_pipeline(folder, dsn)
         config = load(file)
         is_drawn = sys.stdout.isatty() and not plain
-        story = None if as_json else StoryView()
+        story = None if as_json else StoryView(is_continued=is_drawn)
         _say(
             f"the shop: {loaded:,} rows in {dsn}, and {_TRANSACTIONS_PER_SECOND:.0f} transactions a second",
             as_json=as_json,
         )
-        _say(f"in another terminal: {_program()} status {shlex.quote(str(file))}", as_json=as_json)
-        _say("Spark starts, which takes some seconds; then the lake is filled", as_json=as_json)
-        with Traffic(dsn, seed=int(time.time()), rate=_TRANSACTIONS_PER_SECOND) as traffic:
-            view = None if is_drawn else story
-            run_pipeline(config, file, once=False, plain=plain, as_json=as_json, seconds=seconds, view=view)
+        with _serving_dashboard(file) as address:
+            shown = f"; as a page: {address}" if address else ""
+            _say(f"in another terminal: {_program()} status {shlex.quote(str(file))}{shown}", as_json=as_json)
+            _say("Spark starts, which takes some seconds; then the lake is filled", as_json=as_json)
+            with Traffic(dsn, seed=int(time.time()), rate=_TRANSACTIONS_PER_SECOND) as traffic:
+                view = None if is_drawn else story
+                run_pipeline(config, file, once=False, plain=plain, as_json=as_json, seconds=seconds, view=view)
         done = traffic.counts
         _say("the shop is closed; the lake catches up", as_json=as_json)
         run_pipeline(config, file, once=True, plain=True, as_json=as_json, view=story)
@@ -75,6 +80,24 @@ def run_demo(folder: Path, *, rows: int, seconds: float | None, plain: bool, as_
         if not as_json:
             _ask_lake(folder / "lake")
             _say_next(file)
+
+
+@contextmanager
+def _serving_dashboard(file: Path) -> Iterator[str | None]:
+    """Serve the dashboard within the block, on some port if its own is taken; None where its extra is not installed."""
+    with ExitStack() as opened:
+        address = None
+        for listen in (LISTEN, "127.0.0.1:0"):
+            try:
+                dashboard = opened.enter_context(open_dashboard([file], listen, None))
+            except UnavailableError:
+                continue
+            except ConfigError:
+                break
+            opened.enter_context(dashboard.serving())
+            address = dashboard.url
+            break
+        yield address
 
 
 def _say(text: str, *, as_json: bool) -> None:
@@ -156,19 +179,18 @@ def _ask_lake(lake: Path) -> None:
 
 
 def _say_next(file: Path) -> None:
-    """What to try next; `dashboard` where this tailrace has it."""
-    from tailrace.cli import app
-
     program, shown, folder = _program(), shlex.quote(str(file)), file.parent
-    known = typer.main.get_command(app)
+    extra = "" if find_spec("starlette") else "; pip install 'tailrace[dashboard]'"
     steps = [
-        ("status", "tables, positions, the last run"),
-        ("dashboard", "the same as a page, with what happened when"),
+        (f"status {shown}", "tables, positions, the last run"),
+        (f"dashboard {shown}", f"the same as a page, http://{LISTEN}/, with what happened when{extra}"),
+        (
+            "demo" if folder == DEMO_FOLDER else f"demo --folder {shlex.quote(str(folder))}",
+            "again: it goes on from here, also after a kill -9",
+        ),
     ]
+    width = max(len(step) for step, _ in steps)
     say("")
     say("next:")
-    for name, about in steps:
-        if name in getattr(known, "commands", {}):
-            say(f"  {f'{program} {name} {shown}':<40} {about}")
-    again = f"{program} demo" + ("" if folder == DEMO_FOLDER else f" --folder {shlex.quote(str(folder))}")
-    say(f"  {again:<40} again: it goes on from here, also after a kill -9")
+    for step, about in steps:
+        say(f"  {program} {step:<{width}}  {about}")

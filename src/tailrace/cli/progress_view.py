@@ -287,7 +287,7 @@ def _headline(status: PipelineStatus) -> str:
 
 def _running(owner: Owner) -> str:
     elsewhere = f" on {owner.host}" if owner.host != socket.gethostname() else ""
-    return f"runs as process {owner.pid}{elsewhere}"
+    return f"process {owner.pid}{elsewhere}"
 
 
 def _copied(table: TableStatus) -> str:

@@ -48,6 +48,18 @@ PIPELINE: Final = (
     ),
     MetricSpec("tailrace_copied_per_second", "Rows copied, of the last minute", lambda one: one.copied_per_second),
     MetricSpec("tailrace_changes_per_second", "Changes of the last minute", lambda one: one.changes_per_second),
+    MetricSpec(
+        "tailrace_bytes_per_second", "Size of what was applied in the last minute", lambda one: one.bytes_per_second
+    ),
+    MetricSpec(
+        "tailrace_batch_seconds", "How long the last batch took", lambda one: one.last_batch and one.last_batch.seconds
+    ),
+    MetricSpec(
+        "tailrace_batch_rows", "Rows and changes of the last batch", lambda one: one.last_batch and one.last_batch.rows
+    ),
+    MetricSpec(
+        "tailrace_batch_bytes", "The size of the last batch", lambda one: one.last_batch and one.last_batch.bytes
+    ),
     MetricSpec("tailrace_lag_bytes", "Log of the server that is not applied", lambda status: status.lag_bytes),
     MetricSpec("tailrace_lag_seconds", "Age of the last change while more waits", lambda status: status.lag_seconds),
     MetricSpec(
@@ -78,6 +90,11 @@ PIPELINE: Final = (
         lambda status: status.slot.safe_bytes if status.slot else None,
     ),
     MetricSpec(
+        "tailrace_slot_growth_bytes",
+        "By how many bytes a second the slot grew in the last ten minutes",
+        lambda status: status.slot.growth if status.slot else None,
+    ),
+    MetricSpec(
         "tailrace_slot_full_seconds",
         "Seconds until then, if the slot grows as it did",
         lambda status: status.slot.full_in if status.slot else None,
@@ -98,6 +115,8 @@ TABLE: Final = (
     MetricSpec("tailrace_table_attempts", "Failures in a row", lambda table: table.attempts),
     MetricSpec("tailrace_table_dead_letters", "Changes that wait as dead letters", lambda table: table.letters),
 )
+SLOT: Final = MetricSpec("tailrace_slot_status", "1 for what the server says of the slot", lambda is_so: is_so)
+_SLOT_STATUS = ("reserved", "extended", "unreserved", "lost")
 STATE: Final = MetricSpec("tailrace_table_state", "1 for the state a table is in", lambda is_in: is_in)
 QUEUE: Final = (
     MetricSpec("tailrace_queue_running", "1 while a sender runs on this node", lambda queue: queue.running),
@@ -134,6 +153,12 @@ class PipelineMetrics(Collector):
             yield from figure.of((own, status) for own, status, _ in known)
         yield from PHASE.of(
             (own | {"phase": name}, spent) for own, status, _ in known for name, spent in status.phases.items()
+        )
+        yield from SLOT.of(
+            (own | {"status": name}, name == status.slot.status)
+            for own, status, _ in known
+            if status.slot
+            for name in _SLOT_STATUS
         )
         tables = [(own | {"table": name}, table) for own, status, _ in known for name, table in _tables(status)]
         for figure in TABLE:

@@ -26,8 +26,16 @@ _STEPS = "▁▂▃▄▅▆▇█"
 class StoryView:
     """A line for how far the copy is, one when it is done, then one now and then for what changed since the last."""
 
-    def __init__(self, write: Callable[[str], None] = say, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        write: Callable[[str], None] = say,
+        *,
+        is_continued: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`is_continued`: another view has shown what came before, so that nothing is said of a copy that is done."""
         self._write = write
+        self._is_continued = is_continued
         self._clock = clock
         self._began = clock()
         self._next = float("-inf")
@@ -43,10 +51,10 @@ class StoryView:
             return
         is_copied = all(table.state is TableState.READY for table in status.tables)
         if is_copied and not self._copied:
-            rows = f"{sum(table.rows_copied for table in status.tables):,} rows in {len(status.tables)} tables"
-            if self._copied is None:
+            rows = f"{sum(table.rows_copied for table in status.tables):,} rows in {_tables(len(status.tables))}"
+            if self._copied is None and not self._is_continued:
                 self._line("continuing", f"{rows} were copied before")
-            else:
+            elif self._copied is not None:
                 self._line("copied", f"{rows}; from now on every change follows")
             self._counts, self._next = _counts(status), self._clock() + _FOLLOW_SECONDS
         elif self._clock() >= self._next:
@@ -95,6 +103,10 @@ class StoryView:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         return None
+
+
+def _tables(count: int) -> str:
+    return "1 table" if count == 1 else f"{count:,} tables"
 
 
 def _errors(status: PipelineStatus) -> list[str]:

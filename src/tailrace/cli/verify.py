@@ -26,7 +26,7 @@ def verify(
     Reads every row of both sides and changes nothing.
     It can be run at any time: while the pipeline runs, a table that differs is compared again after some seconds, and
     rows that changed meanwhile are counted as in flight. Does not start Spark.
-    Tables without a key, or kept with their history, cannot be compared and are listed as skipped. What the pipeline
+    Tables without a key, or kept as a changelog, cannot be compared and are listed as skipped. What the pipeline
     selects and does not follow is listed as omitted.
     """
     from tailrace.config.pipeline import load
@@ -43,7 +43,7 @@ def verify(
         say(colored("omitted", typer.colors.YELLOW), f" {finding.subject}: {finding.message}")
     if not any(verdict.compared for verdict in verdicts):
         raise ConfigError(
-            "no table can be compared: each has no key, or is kept with its history, or cannot be read",
+            "no table can be compared: each has no key, or is kept as a changelog, or cannot be read",
             fix="give one of them a key; tailrace check FILE names what cannot be read",
         )
     equal = all(verdict.equal for verdict in verdicts if verdict.compared)

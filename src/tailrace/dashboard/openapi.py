@@ -80,6 +80,7 @@ _SUMMARY: Mapping[str, JsonSchema] = {
     "tables": _of("Groups"),
     "copied_per_second": _maybe(_number("rows of copies, of the last minute")),
     "changes_per_second": _maybe(_number("changes of the last minute")),
+    "bytes_per_second": _maybe(_number("size of what was applied in the last minute")),
     "lag_seconds": _maybe(_number("of the slowest table that follows")),
     "lag_bytes": _maybe(_count("log of the server that is not applied")),
 }
@@ -187,7 +188,7 @@ SCHEMAS: Mapping[str, Mapping[str, JsonSchema]] = {
         "at": _maybe(_time()),
         "seconds": _number(),
         "rows": _count(),
-        "bytes": _count(),
+        "bytes": _count("the size of its changes in memory, and of its copied rows as they were staged"),
         "copied": _count(),
         "inserts": _count(),
         "updates": _count(),

@@ -189,6 +189,7 @@ class WatchedPipeline:
             "tables": count_groups(status.tables if status else ()),
             "copied_per_second": rounded(status.copied_per_second) if status else None,
             "changes_per_second": rounded(status.changes_per_second) if status else None,
+            "bytes_per_second": rounded(status.bytes_per_second) if status else None,
             "lag_seconds": rounded(lag_of(status)) if status else None,
             "lag_bytes": status.lag_bytes if status else None,
         }

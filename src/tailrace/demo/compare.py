@@ -18,8 +18,8 @@ from deltalake import DeltaTable
 from psycopg import sql
 
 from tailrace.destination.delta.log import DeltaSnapshot
+from tailrace.destination.delta.place import place_of
 from tailrace.destination.delta.reader import scan
-from tailrace.destination.delta.table_folder import TablePath
 from tailrace.destination.metadata import DELETED_AT, OP, POSITION
 from tailrace.model.change import EXACT
 from tailrace.model.schema import Column, TableName, TableSchema
@@ -66,7 +66,7 @@ def compare(dsn: str, tables: Iterable[TableSchema], lake: str | Path) -> list[D
 
 def count_lake(table: TableSchema, lake: str | Path) -> int:
     """How many rows of any kind a table has in the lake now; 0 if there is no such table."""
-    snapshot = DeltaSnapshot.load(TablePath.of(str(lake), table.table, {}), str(table.table))
+    snapshot = DeltaSnapshot.load(place_of(str(lake), table.table, {}), str(table.table))
     return sum(file.alive for file in snapshot.files()) if snapshot is not None else 0
 
 
@@ -180,7 +180,7 @@ def _moment(value: sql.Composable, kind: pa.DataType) -> sql.Composed:
 
 
 def _lake_rows(table: TableSchema, lake: str) -> pa.RecordBatchReader:
-    handle = DeltaTable(TablePath.of(lake, table.table, {}).uri)
+    handle = DeltaTable(place_of(lake, table.table, {}).uri)
     layout = pa.schema(
         [
             *(pa.field(f"c{index}", _carried_type(column.type)) for index, column in enumerate(table.columns)),

@@ -102,12 +102,15 @@ class Collapsed:
 
 
 @phase("collapse")
-def collapse(changes: Iterable[Changes], table: TableSchema, *, keep_deleted: bool = False) -> Collapsed:
+def collapse(
+    changes: Iterable[Changes], table: TableSchema, *, keep_deleted: bool = False, each: bool = False
+) -> Collapsed:
     """Keep the last change per key. `table` is the schema version of the result; older changes are fitted to it.
 
     With `keep_deleted`, a delete counts as an update that leaves every column except the key as it was: its row is in
-    `rows` with `Op.DELETE`, and `deletes` is empty. A pure function. Raises TableError for a merge operand, which only
-    its source can fold, and SchemaChangedError for a value of an older version that the newer type cannot hold.
+    `rows` with `Op.DELETE`, and `deletes` is empty. With `each`, `rows` are all changes, deletes with their key.
+    A pure function. Raises TableError for a merge operand, which only its source can fold, and SchemaChangedError for a
+    value of an older version that the newer type cannot hold.
     """
     chunks = [slim(fit(chunk, table)) for chunk in changes if len(chunk)]
     count = sum(len(chunk) for chunk in chunks)
@@ -117,12 +120,12 @@ def collapse(changes: Iterable[Changes], table: TableSchema, *, keep_deleted: bo
         chunks = [_empty(table)]
     op = _joined(chunks, "op")
     key = keys.codes(keys.comparable([_column(chunks, table, name) for name in table.key]))
-    last = _last_per_key(key)
+    last = np.arange(len(op)) if each else _last_per_key(key)
     history = _History.of(chunks, table, op, key, keep_deleted)
 
     gone = op == Op.DELETE
-    kept = last if keep_deleted else last[~gone[last]]
-    dropped = last[:0] if keep_deleted else last[gone[last]]
+    kept = last if keep_deleted or each else last[~gone[last]]
+    dropped = last[:0] if keep_deleted or each else last[gone[last]]
     deletes = _take_columns(chunks, dropped, _key_columns(table), table)
     unchanged: Mask | None = None
     incomplete = np.zeros(0, np.int64)

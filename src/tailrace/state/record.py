@@ -163,7 +163,8 @@ class TableUpdate:
 class BatchRecord:
     """A micro-batch: the offset it ended at (the source's own JSON), the position up to which the log is applied.
 
-    `phases` are kept with its `BatchDetail`: a batch that is read back has none.
+    `bytes` is the size of its changes in memory and of its copied rows as they were staged. `phases` are kept with its
+    `BatchDetail`: a batch that is read back has none.
     """
 
     id: int

@@ -116,8 +116,8 @@ class TableReading:
 class PipelineStatus:
     """The pipeline, its tables and its receiving half at one moment.
 
-    Rates are those of the last minute, rows of copies and changes apart. `phases` are the seconds of work in the last
-    batch. `recent_requests` are the newest, with their outcome.
+    Rates are those of the last minute, rows of copies and changes apart. `last_batch` is the one of the number `batch`,
+    `phases` are its seconds of work. `recent_requests` are the newest, with their outcome.
     """
 
     pipeline: str
@@ -128,6 +128,8 @@ class PipelineStatus:
     position: str | None = None
     copied_per_second: float = 0.0
     changes_per_second: float = 0.0
+    bytes_per_second: float = 0.0
+    last_batch: BatchRecord | None = None
     lag_bytes: int | None = None
     source: SourceStatus | None = None
     requests: tuple[str, ...] = field(default=())
@@ -168,6 +170,8 @@ class PipelineStatus:
             position=applied,
             copied_per_second=_rate(batches, at, {each: count.copied for each, count in counts.items()}),
             changes_per_second=_rate(batches, at, {each: count.changes for each, count in counts.items()}),
+            bytes_per_second=_rate(batches, at, {batch.id: batch.bytes for batch in batches}),
+            last_batch=batches[0] if batches else None,
             lag_bytes=_distance(source.server if source else None, applied),
             source=source,
             requests=tuple(
@@ -195,6 +199,8 @@ class PipelineStatus:
             "rows_per_second": self.rows_per_second,
             "copied_per_second": self.copied_per_second,
             "changes_per_second": self.changes_per_second,
+            "bytes_per_second": self.bytes_per_second,
+            "last_batch": _batch_of(self.last_batch) if self.last_batch else None,
             "lag_bytes": self.lag_bytes,
             "lag_seconds": self.lag_seconds,
             "source": _source_of(self.source) if self.source else None,
@@ -263,6 +269,15 @@ class StatusReader:
 def _runner_of(owner: Owner) -> dict[str, Any]:
     # Without the machine, which tells people nothing.
     return {"pid": owner.pid, "host": owner.host, "started": owner.started.isoformat()}
+
+
+def _batch_of(batch: BatchRecord) -> dict[str, Any]:
+    return {
+        "at": _iso(batch.at),
+        "seconds": batch.seconds,
+        "rows": batch.rows,
+        "bytes": batch.bytes,
+    }
 
 
 def _request_of(request: OperatorRequest) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from tailrace.source.source import Source
 from tailrace.source.split import Split, weigh
 from tailrace.stream import upkeep
 from tailrace.stream.block import ERROR, LOG, BlockRow, rows_of, unfit_value
+from tailrace.stream.executor_check import OPEN_GATE, ExecutorGate
 from tailrace.stream.spark_error import portable_errors
 from tailrace.stream.worker import begin, give_back_memory
 from tailrace.system.failpoint import reach
@@ -40,7 +41,8 @@ UPKEEP_BATCHES = 20
 
 RESULT_SCHEMA = (
     "table STRING, upstream_id STRING, copying BOOLEAN, copied BIGINT, changes BIGINT, inserts BIGINT, updates BIGINT,"
-    " deletes BIGINT, repeated BOOLEAN, committed_at BIGINT, seconds DOUBLE, error STRING, last STRING, phases STRING"
+    " deletes BIGINT, bytes BIGINT, repeated BOOLEAN, committed_at BIGINT, seconds DOUBLE, error STRING, last STRING,"
+    " phases STRING"
 )
 _RESULT_LAYOUT = pa.schema(
     [
@@ -52,6 +54,7 @@ _RESULT_LAYOUT = pa.schema(
         ("inserts", pa.int64()),
         ("updates", pa.int64()),
         ("deletes", pa.int64()),
+        ("bytes", pa.int64()),
         ("repeated", pa.bool_()),
         ("committed_at", pa.int64()),
         ("seconds", pa.float64()),
@@ -68,7 +71,8 @@ class TableResult:
 
     `inserts`, `updates` and `deletes` are the changes as the upstream made them. `committed_at` is the upstream's time
     of its last change, in microseconds, `last` the last batch of the table at the destination, None if it is not known.
-    `phases` are seconds of work since the lane's previous result, which may have been for several tables.
+    `phases` are seconds of work since the lane's previous result, which may have been for several tables. `bytes` is
+    the size of what it did: of changes in memory as Arrow, of copied rows as they are staged.
     """
 
     table: str
@@ -85,6 +89,7 @@ class TableResult:
     error: dict[str, Any] | None
     last: LastBatch | None = None
     phases: Mapping[str, float] = field(default_factory=dict)
+    bytes: int = 0
 
     @classmethod
     def of_row(cls, row: Row) -> TableResult:
@@ -118,7 +123,7 @@ class Applier:
     """Applies the lanes of a micro-batch. Pickled to executors.
 
     `upkeep_in_background`: housekeeping does not hold up the batch, but ends with the worker. A run that ends after a
-    few batches would never complete any.
+    few batches would never complete any. Each process that applies lanes passes the `gate` first.
     """
 
     source: Source
@@ -126,6 +131,7 @@ class Applier:
     lanes: int
     stage: Stage
     upkeep_in_background: bool = False
+    gate: ExecutorGate = OPEN_GATE
 
     def apply(self, blocks: DataFrame, batch: Batch, known: KnownTables) -> list[TableResult]:
         """Run the batch's only job. Called by `foreachBatch`, again for the same batch after a crash."""
@@ -143,6 +149,7 @@ class Applier:
     ) -> Iterator[pa.RecordBatch]:
         """One lane: its tables one after the other. An error of one table does not stop the others."""
         begin()
+        self.gate.require()
         take()
         rows = sorted(chain.from_iterable(map(rows_of, batches)), key=lambda row: (row.table, row.kind, row.first))
         copies = {
@@ -324,6 +331,7 @@ class _Work:
         self.starts = False
         self.completes = False
         self.count = 0
+        self.bytes = 0
         self.ops = np.zeros(len(Op) + 1, np.int64)
         self.committed_at: int | None = None
         self._changes = changes
@@ -372,6 +380,7 @@ class _Work:
     def note(self, chunk: Changes) -> None:
         """Count the changes that are consumed."""
         self.count += len(chunk)
+        self.bytes += chunk.batch.nbytes
         self.ops += np.bincount(chunk.batch.column("op").to_numpy(), minlength=len(self.ops))
         at = chunk.batch.column("committed_at").cast(pa.int64())[-1].as_py()
         self.committed_at = at if at is not None else self.committed_at
@@ -386,6 +395,7 @@ class _Work:
             "inserts": int(self.ops[Op.INSERT]),
             "updates": int(self.ops[Op.UPDATE] + self.ops[Op.MERGE]),
             "deletes": int(self.ops[Op.DELETE]),
+            "bytes": self.bytes + sum(receipt.bytes for receipt in self.staged),
             "committed_at": self.committed_at,
         }
 
@@ -395,6 +405,6 @@ def _text_of(last: LastBatch) -> str:
 
 
 def _row(values: dict[str, Any]) -> pa.RecordBatch:
-    counts = dict.fromkeys(("copied", "changes", "inserts", "updates", "deletes"), 0)
+    counts = dict.fromkeys(("copied", "changes", "inserts", "updates", "deletes", "bytes"), 0)
     defaults: dict[str, Any] = {**counts, "repeated": False, "phases": json.dumps(take())}
     return pa.RecordBatch.from_pylist([{**defaults, **values}], schema=_RESULT_LAYOUT)

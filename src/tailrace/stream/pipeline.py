@@ -34,7 +34,7 @@ from tailrace.stream.checkpoint import Checkpoint
 from tailrace.stream.commit_listener import CommitListener
 from tailrace.stream.data_source import Feed, bound, drain_file, lanes_for, note_cores
 from tailrace.stream.destination_check import DestinationCheck
-from tailrace.stream.executor_check import require_executors
+from tailrace.stream.executor_check import ExecutorGate, kept_gate, require_executors
 from tailrace.stream.inspection import Inspection
 from tailrace.stream.micro_batch import Applier, KnownTables
 from tailrace.stream.progress import EVENT_SECONDS, ProgressRecorder
@@ -314,7 +314,10 @@ class Pipeline:
                 if not is_compared:
                     self._require_fit(run)
                     is_compared = True
-                self._run_query(run)
+                with kept_gate(
+                    self.config.spark.master, self.config.name, self._shared_folders, is_new=run.recorder.last_batch < 0
+                ) as gate:
+                    self._run_query(run, gate)
                 if run.is_done(self._draining.is_set):
                     return
             except UnavailableError as error:
@@ -336,7 +339,7 @@ class Pipeline:
                 run.show()
             wait(min(left, STATUS_SECONDS), self._draining.is_set)
 
-    def _run_query(self, run: PipelineRun) -> None:
+    def _run_query(self, run: PipelineRun, gate: ExecutorGate) -> None:
         config, session, recorder = self.config, run.session, run.recorder
         self._record_last_batch(recorder)
         # Executors may come and go, so lanes follow the cores from batch to batch, unless the destination sets them.
@@ -347,9 +350,9 @@ class Pipeline:
         # A name that was registered in one session cannot be registered in the next.
         format_name = f"tailrace_{config.name}_{uuid.uuid4().hex}"
         feed = Feed(self.source, limit, lanes, Pickled.of(self.destination), self.store, run.number, stage)
-        feed = replace(feed, follows_cores=not self.destination.lanes)
+        feed = replace(feed, follows_cores=not self.destination.lanes, gate=gate)
         session.dataSource.register(bound(feed, format_name))
-        applier = Applier(self.source, self.destination, lanes, stage, upkeep_in_background=not run.once)
+        applier = Applier(self.source, self.destination, lanes, stage, not run.once, gate)
 
         @portable_errors()
         def apply(blocks: DataFrame, batch_id: int) -> None:

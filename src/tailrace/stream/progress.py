@@ -240,6 +240,7 @@ class ProgressRecorder:
             offset,
             _furthest(progress),
             rows=sum(result.copied + result.changes for result in results),
+            bytes=sum(result.bytes for result in results),
             seconds=seconds,
             at=self._clock(),
             phases=_added_up([phases or {}, *(result.phases for result in results)]),

@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from tailrace.capture import trigger
-from tailrace.capture.layout import SYNC_TABLES, has_table, quoted, transaction
+from tailrace.capture.layout import DEFAULT_TABLE, SYNC_TABLES, has_table, list_tables, quoted, transaction
 from tailrace.capture.replica import open_file
 from tailrace.capture.tape import Tape, TapeMark, check_sequence, read_tape_mark
 from tailrace.errors import OwnedError, PreflightError
@@ -30,7 +30,6 @@ from tailrace.system.file_lock import try_lock
 
 STATE, CONFLICTS = SYNC_TABLES
 _FORMAT = "1"
-_TAPE = "turso_cdc"
 _START_OVER = "move the file away and sync again: it is made again from the remote; changes not pushed yet stay in it"
 
 
@@ -64,7 +63,7 @@ def bootstrap(path: Path, address: str, remote: Remote) -> int:
     shutil.copyfile(image, draft)
     with closing(sqlite3.connect(draft, isolation_level=None)) as connection:
         require_syncable(connection)
-        tables = [name for name in _tables(connection) if name != MARK_TABLE]
+        tables = [name for name in list_tables(connection) if name != MARK_TABLE]
         rows = sum(connection.execute(f"SELECT count(*) FROM {quoted(name)}").fetchone()[0] for name in tables)
         connection.execute(f"DROP TABLE IF EXISTS {MARK_TABLE}")
         trigger.enable(connection)
@@ -85,12 +84,6 @@ def bootstrap(path: Path, address: str, remote: Remote) -> int:
     draft.rename(path)
     sync_folder(path.parent)
     return int(rows)
-
-
-def _tables(connection: sqlite3.Connection) -> list[str]:
-    from tailrace.capture.layout import list_tables
-
-    return list_tables(connection)
 
 
 @contextmanager
@@ -141,8 +134,8 @@ class LocalFile:
 
     def set_base(self) -> None:
         """From here on, what is on the tape are own changes on top of the remote."""
-        (last,) = self.connection.execute(f"SELECT coalesce(max(change_id), 0) FROM {_TAPE}").fetchone()
-        self.set(base=str(read_tape_mark(self.connection, _TAPE, int(last))))
+        (last,) = self.connection.execute(f"SELECT coalesce(max(change_id), 0) FROM {DEFAULT_TABLE}").fetchone()
+        self.set(base=str(read_tape_mark(self.connection, DEFAULT_TABLE, int(last))))
 
     def own_changes(self, mark: int = 0) -> list[OwnChange]:
         """The own changes of rows after the last pull and after `mark`. Own DDL is found by comparing the schemas.
@@ -150,7 +143,7 @@ class LocalFile:
         Raises LostError if the tape lost some of them.
         """
         base = TapeMark.parse(self.get("base"))
-        check_sequence(self.connection, _TAPE, base, fix=_START_OVER)
+        check_sequence(self.connection, DEFAULT_TABLE, base, fix=_START_OVER)
         after = max(base.change_id, mark)
-        groups = Tape(self.connection, _TAPE).transactions(after)
+        groups = Tape(self.connection, DEFAULT_TABLE).transactions(after)
         return [OwnChange.of(change) for group in groups for change in group.changes]

@@ -114,14 +114,14 @@ class PageHistory:
         return is_new
 
     def prune(self, needed: int) -> None:
-        """Delete old pages beyond the bound, but none that the revision `needed` consists of."""
+        """Delete old pages beyond the bound, but up to twice the bound none that the revision `needed` consists of."""
         (count,) = next(self._connection.execute("SELECT count(*) FROM old_page"))
         excess = count - self._bound // PAGE_BYTES
         if excess <= 0:
             return
         sql = "SELECT upto FROM old_page ORDER BY upto LIMIT 1 OFFSET ?"
         (last,) = next(self._connection.execute(sql, (excess - 1,)))
-        floor = min(last + 1, needed)
+        floor = last + 1 if excess > self._bound // PAGE_BYTES else min(last + 1, needed)
         if floor <= self.floor:
             return
         with self._connection:

@@ -27,14 +27,21 @@ def require_servable(connection: CaptureConnection, path: Path) -> None:
     (encoding,) = connection.execute("PRAGMA encoding").fetchone()
     if encoding != "UTF-8":
         raise PreflightError(f"{path} stores text as {encoding}", fix="copy its tables to a file that stores UTF-8")
-    owned = [table for table in sorted(layout.own_tables(connection)) if layout.has_table(connection, table)]
+    require_uncaptured(connection, path)
+    require_syncable(connection)
+
+
+def require_uncaptured(connection: CaptureConnection, path: Path | str = "FILE") -> None:
+    """Raise PreflightError if the file has tables of a capture."""
+    reserved = layout.own_tables(connection) | {layout.DEFAULT_TABLE}
+    owned = [table for table in sorted(reserved) if layout.has_table(connection, table)]
     if owned:
         raise PreflightError(
-            f"{path} captures its own changes ({owned[0]}), and every client would receive that capture with its pages",
+            f"the file captures its own changes ({owned[0]}), and every client would receive that capture with its "
+            "pages",
             fix=f"tailrace sqlite disable {path} --drop; to follow the file with a pipeline: "
             f"tailrace serve-sync {path} --tape",
         )
-    require_syncable(connection)
 
 
 def require_syncable(connection: CaptureConnection) -> None:

@@ -24,9 +24,11 @@ from tailrace.sync.preflight import MARK_TABLE, require_servable
 from tailrace.sync.protobuf import MalformedMessageError, PullHeader, PullRequest, decode_page, read_delimited
 from tailrace.sync.sql_batch import SqlBatch
 from tailrace.system import turso_lock
+from tailrace.system.side_file import make_side_file
 
 _SECONDS = 120.0
-_RESULT_BYTES = 64 << 20
+_LARGEST_BYTES = 1_000_000_000
+"""SQLite's own limit: no stranger writes into a file of this machine."""
 _MARK = f"SELECT pull_gen, change_id FROM {MARK_TABLE} WHERE client_id = ?"
 _FIXES = {
     401: "set the token: --token-env NAME",
@@ -194,6 +196,7 @@ class FileRemote:
         self._pulled = read_stamp(self._path)
         draft = image.with_name(image.name + ".new")
         draft.unlink(missing_ok=True)
+        make_side_file(draft, self._path)
         with self._opened() as batch, closing(apsw.Connection(str(draft))) as copy:
             with copy.backup("main", batch.connection, "main") as backup:
                 backup.step(-1)
@@ -236,7 +239,7 @@ class FileRemote:
             raise UnavailableError(f"{self._path} is open in Turso", fix="close it there, then sync again")
         with (
             turso_lock.shut_out(self._path),
-            closing(SqlBatch(self._path, seconds=_SECONDS, result_bytes=_RESULT_BYTES)) as batch,
+            closing(SqlBatch(self._path, seconds=_SECONDS, largest_bytes=_LARGEST_BYTES)) as batch,
         ):
             yield batch
 

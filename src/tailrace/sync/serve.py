@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import apsw
 import uvicorn
 
 from tailrace.capture.layout import served_tape
@@ -25,6 +26,8 @@ _CONNECTIONS = 256
 _KEEP_ALIVE_SECONDS = 75
 _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 10
+_MEMORY_FACTOR, _MEMORY_BYTES = 4, 128 << 20
+"""What SQLite may take of memory, beyond a few times the largest push."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +61,17 @@ def serve(options: ServeOptions, stop: threading.Event, on_start: Callable[[str]
         key = str(options.key) if options.key else None
         context = secure(str(options.cert), key, None, options="--cert, --key")
     with listening(options.address, _CONNECTIONS, option="--listen") as listener:
-        served = ServedFile(options.file, history_bytes=options.history_bytes, seconds=options.limits.seconds)
+        limits = options.limits
+        served = ServedFile(
+            options.file, history_bytes=options.history_bytes, seconds=limits.seconds, largest_bytes=limits.body_bytes
+        )
         tape: ServedTape | None = None
+        memory = apsw.hard_heap_limit(_MEMORY_FACTOR * limits.body_bytes + _MEMORY_BYTES)
         try:
             if options.keeps_tape or served_tape(options.file).exists():
                 tape = ServedTape(options.file)
                 tape.advance()
-            endpoint = SyncEndpoint(served, options.limits)
+            endpoint = SyncEndpoint(served, limits)
             config = uvicorn.Config(
                 endpoint.application,
                 http=HttpConnection,
@@ -87,6 +94,7 @@ def serve(options: ServeOptions, stop: threading.Event, on_start: Callable[[str]
             if tape is not None:
                 tape.close()
             served.close()
+            apsw.hard_heap_limit(memory)
 
 
 async def _run(

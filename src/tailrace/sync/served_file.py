@@ -23,6 +23,7 @@ from tailrace.sync.sql_batch import SqlBatch
 from tailrace.sync.wal import WalScan, WalState
 from tailrace.system import failpoint, turso_lock
 from tailrace.system.file_lock import try_lock
+from tailrace.system.side_file import make_side_file
 
 HISTORY_BYTES = 256 << 20
 _CHUNK_PAGES = 256
@@ -39,7 +40,7 @@ class ServedFile:
     """Safe for several threads. Opens or creates the file; raises PreflightError if it cannot be served."""
 
     def __init__(
-        self, path: Path, *, history_bytes: int = HISTORY_BYTES, seconds: float = 60.0, result_bytes: int = 64 << 20
+        self, path: Path, *, history_bytes: int = HISTORY_BYTES, seconds: float = 60.0, largest_bytes: int = 64 << 20
     ) -> None:
         self.path = path
         self._lock = threading.RLock()
@@ -53,13 +54,15 @@ class ServedFile:
         self._is_free = False
         try:
             _lock_out(path, self._held)
-            self._batch = SqlBatch(path, seconds=seconds, result_bytes=result_bytes)
+            self._batch = SqlBatch(path, seconds=seconds, largest_bytes=largest_bytes)
             self._prepare()
             self._side = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
             self._side.set_busy_timeout(_BUSY_MILLISECONDS)
             self._pin()
             self._wal = WalScan(path, self._recover)
-            self._history = PageHistory(Path(f"{path}-sync"), history_bytes)
+            history = Path(f"{path}-sync")
+            make_side_file(history, path)
+            self._history = PageHistory(history, history_bytes)
             self._recorded = self._begin()
         except apsw.NotADBError:
             self.close()
@@ -118,9 +121,15 @@ class ServedFile:
             old = [(number, reader.page(number)) for number in sorted(numbers) if number < known]
             # A shorter database loses pages that no frame mentions.
             old += [(number, reader.page(number)) for number in range(state.pages, known) if number not in numbers]
-            reader.follow(state)
-            pages = {number: digest(reader.page(number)) for number in numbers if number < state.pages}
-            is_new = self._history.record(state, pages, old)
+            try:
+                reader.follow(state)
+                pages = {number: digest(reader.page(number)) for number in numbers if number < state.pages}
+                is_new = self._history.record(state, pages, old)
+            except BaseException:
+                # The next attempt needs the pages as they were in the last revision again.
+                reader.go_back(self._recorded)
+                self._pins.pop().close()
+                raise
             self._recorded = state
             self._unpin()
             self._is_free = is_free and state == before
@@ -155,10 +164,15 @@ class ServedFile:
                 self._pulls.remove(number)
 
     def read(self, revision: int, numbers: list[int]) -> Iterator[list[tuple[int, bytes]]]:
-        """These pages of a revision, some at a time, during `pulling` of it."""
+        """These pages of a revision, some at a time, during `pulling` of it.
+
+        Raises UnknownRevisionError once others wrote so much that keeping it would take twice the bound of the history.
+        """
         for start in range(0, len(numbers), _CHUNK_PAGES):
             chunk = numbers[start : start + _CHUNK_PAGES]
             with self._lock:
+                if revision < self._history.floor:
+                    raise UnknownRevisionError("the pull took so long that its revision is not kept any more")
                 old = self._history.old_pages(revision, chunk[0], chunk[-1])
                 pages = [(number, old.get(number) or self._reader.page(number)) for number in chunk]
             # Outside of the lock: the next piece may be read by another thread, or never.

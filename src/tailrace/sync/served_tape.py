@@ -21,6 +21,7 @@ from tailrace.capture.layout import quoted, served_tape, transaction, trigger_ca
 from tailrace.sync.row_difference import bring_rows
 from tailrace.sync.schema import columns, read_objects
 from tailrace.system import failpoint
+from tailrace.system.side_file import make_side_file
 
 _BUSY_MILLISECONDS = 60_000
 
@@ -30,9 +31,10 @@ class ServedTape:
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
+        make_side_file(served_tape(path), path)
         self._connection = apsw.Connection(
             str(served_tape(path)),
-            flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI,
+            flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI,
         )
         self._connection.set_busy_timeout(_BUSY_MILLISECONDS)
         # A pipeline may have read what a power cut would take away.

@@ -2,7 +2,7 @@
 
 POST …/pull-updates   pages that changed since a revision    400 malformed   410 the revision is not kept any more
 POST …/v2/pipeline    a batch of SQL statements              400 malformed
-both                  401 no or wrong token   403 from a web page   408 too slow   413 too large
+both                  401 no or wrong token   403 from a web page   408 too slow   413 too large   503 too many at once
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hmac
 import json
 import logging
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ LONGEST_POLL_SECONDS = 60.0
 _TAPE_PAUSES = 4
 """How many times as long as one update of the tape took, the server waits before the next."""
 _PULL_REQUEST_BYTES = 16 << 20
+_BODIES = 4
+"""How many of the largest bodies are held in memory at once, however many clients send some."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,12 @@ class SyncLimits:
     token: Secret | None = field(default=None, repr=False)
 
 
+class _RefusedBodyError(Exception):
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
 class SyncEndpoint:
     """The application for one served file. `watch` must run while requests are answered."""
 
@@ -66,15 +75,25 @@ class SyncEndpoint:
         self._stopping = False
         # One push at a time runs anyway; those that wait must not take the threads that answer pulls.
         self._pushing = asyncio.Lock()
+        self._held_bytes = 0
         self.application = Starlette(
             routes=[Route("/{path:path}", self._answer, methods=["POST"])],
         )
 
     async def watch(self) -> None:
-        """Record what other programs commit, until cancelled."""
+        """Record what other programs commit, until cancelled. A disk that is full is tried again."""
+        is_reported = False
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            if await asyncio.to_thread(self._look):
+            try:
+                has_news = await asyncio.to_thread(self._look)
+            except (apsw.BusyError, apsw.FullError, apsw.IOError) as error:
+                if not is_reported:
+                    _report(error)
+                is_reported = True
+                continue
+            is_reported = False
+            if has_news:
                 await self._announce()
 
     async def keep_tape(self, tape: ServedTape) -> None:
@@ -120,19 +139,38 @@ class SyncEndpoint:
         if found is None:
             return PlainTextResponse("there is no such path", 404)
         limit, answer = found
+        body = bytearray()
         try:
             async with asyncio.timeout(self._limits.seconds):
-                body = await _read(request, limit)
+                await self._read(request, limit, body)
+            return await answer(bytes(body))
         except (TimeoutError, ClientDisconnect):
             return PlainTextResponse("the body did not arrive in time", 408)
-        if body is None:
-            return PlainTextResponse(f"the body is larger than {limit} bytes", 413)
-        try:
-            return await answer(body)
+        except _RefusedBodyError as error:
+            return PlainTextResponse(str(error), error.status)
         except (MalformedMessageError, MalformedBatchError) as error:
             return PlainTextResponse(str(error), 400)
         except UnknownRevisionError as error:
             return PlainTextResponse(str(error), 410)
+        except Exception as error:  # noqa: BLE001 - what it says may hold values of rows: neither logged nor sent
+            _report(error)
+            return PlainTextResponse("an unexpected error of the server", 500)
+        finally:
+            self._held_bytes -= len(body)
+
+    async def _read(self, request: Request, limit: int, body: bytearray) -> None:
+        """Read the body, but no more than the limit."""
+        length = request.headers.get("content-length", "0")
+        too_large = _RefusedBodyError(413, f"the body is larger than {limit} bytes")
+        if length.isdigit() and int(length) > limit:
+            raise too_large
+        async for piece in request.stream():
+            body += piece
+            self._held_bytes += len(piece)
+            if len(body) > limit:
+                raise too_large
+            if self._held_bytes > _BODIES * self._limits.body_bytes:
+                raise _RefusedBodyError(503, "too many large bodies at once: try again")
 
     def _is_known(self, request: Request) -> bool:
         if self._limits.token is None:
@@ -143,11 +181,12 @@ class SyncEndpoint:
         )
 
     async def _push(self, body: bytes) -> Response:
-        try:
-            request = await asyncio.to_thread(json.loads, body)
-        except (ValueError, RecursionError):
-            raise MalformedBatchError("the body is not JSON") from None
         async with self._pushing:
+            # Also decoded one at a time: as objects of Python, JSON takes many times as much memory.
+            try:
+                request = await asyncio.to_thread(json.loads, body)
+            except (ValueError, RecursionError):
+                raise MalformedBatchError("the body is not JSON") from None
             answer = await asyncio.to_thread(self._served.push, request)
         await self._announce()
         return Response(await asyncio.to_thread(json.dumps, answer), media_type="application/json")
@@ -206,14 +245,6 @@ class _PagesResponse(StreamingResponse):
             self._stack.close()
 
 
-async def _read(request: Request, limit: int) -> bytes | None:
-    """The body; None if it is too large. No more than the limit is read."""
-    length = request.headers.get("content-length", "0")
-    if length.isdigit() and int(length) > limit:
-        return None
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
-            return None
-    return bytes(body)
+def _report(error: Exception) -> None:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    _log.error("unexpected %s in %s:%s", type(error).__name__, frame.filename, frame.lineno)

@@ -2,6 +2,7 @@
 
 The connection can reach no other file: ATTACH, VACUUM, PRAGMA, virtual tables, triggers, extensions and the schema
 table itself are refused. The application's triggers do not fire, because their effects are among the pushed changes.
+A push that leaves a table which no replica could sync is rolled back: it would stop all of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any
 
 import apsw
 
+from tailrace.errors import PreflightError
 from tailrace.sync.hrana import MalformedBatchError, SqlValue, decode_value, encode_value
+from tailrace.sync.preflight import require_syncable, require_uncaptured
 
 _ALLOWED = {
     apsw.SQLITE_SELECT,
@@ -34,18 +37,27 @@ _ALLOWED = {
     apsw.SQLITE_FUNCTION,
     apsw.SQLITE_RECURSIVE,
 }
+_DDL = {apsw.SQLITE_CREATE_TABLE, apsw.SQLITE_DROP_TABLE, apsw.SQLITE_ALTER_TABLE}
 _REFUSED_FUNCTIONS = {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit"}
 _CHECK_STEPS = 10_000
 _DEPTH = 32
+_RESULT_OVERHEAD = 300
+"""About what the result of a statement takes as JSON without its names and values."""
+_PATTERN_BYTES = 200
+"""The longest pattern of LIKE and GLOB: one comparison cannot be interrupted."""
 _FORGIVEN = "duplicate column name"
 """Turso's clients send ADD COLUMN again for a column that is there, and expect only that step to fail."""
 
 
 class SqlBatch:
-    """A connection that runs batches. Used by one thread at a time."""
+    """A connection that runs batches. Used by one thread at a time.
 
-    def __init__(self, path: Path, *, seconds: float, result_bytes: int) -> None:
-        self._seconds, self._result_bytes = seconds, result_bytes
+    `seconds` limits a batch, `largest_bytes` its results and each of its values.
+    """
+
+    def __init__(self, path: Path, *, seconds: float, largest_bytes: int) -> None:
+        self._seconds, self._largest = seconds, largest_bytes
+        self._is_unchecked, self._schema = False, -1
         self._deadline = float("inf")
         self._left = 0
         self.connection = connection = apsw.Connection(str(path))
@@ -56,7 +68,10 @@ class SqlBatch:
         connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
         connection.config(apsw.SQLITE_DBCONFIG_DQS_DML, 0)
         connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 0)
-        connection.set_progress_handler(lambda: time.monotonic() > self._deadline, _CHECK_STEPS)
+        connection.limit(apsw.SQLITE_LIMIT_LENGTH, largest_bytes)
+        connection.limit(apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, _PATTERN_BYTES)
+        connection.set_progress_handler(self._is_late, _CHECK_STEPS)
+        connection.set_commit_hook(lambda: self._is_unchecked)
 
     def close(self) -> None:
         self.connection.close()
@@ -68,8 +83,9 @@ class SqlBatch:
         if request.get("baton") is not None:
             raise MalformedBatchError("interactive transactions are not served")
         self._deadline = time.monotonic() + self._seconds
-        self._left = self._result_bytes
-        self.connection.authorizer = _authorize
+        self._left = self._largest
+        self._is_unchecked, self._schema = False, -1
+        self.connection.authorizer = self._authorize
         try:
             results = [self._answer(one) for one in request["requests"]]
         finally:
@@ -105,7 +121,7 @@ class SqlBatch:
             if not failed and self._holds(step.get("condition"), results, errors):
                 try:
                     result = self._execute(step.get("stmt"))
-                except (apsw.Error, UnicodeError, OverflowError) as fault:
+                except (apsw.Error, UnicodeError, OverflowError, MemoryError, PreflightError) as fault:
                     error = _describe(fault)
                     if _FORGIVEN not in error["message"]:
                         failed = True
@@ -118,17 +134,21 @@ class SqlBatch:
     def _execute(self, statement: Any) -> dict[str, Any]:
         if not isinstance(statement, dict) or not isinstance(statement.get("sql"), str):
             raise MalformedBatchError("a statement has no SQL")
+        if "\0" in statement["sql"]:
+            raise MalformedBatchError("a statement has a NUL in its SQL")
         if statement.get("named_args"):
             raise MalformedBatchError("named arguments are not served")
         args = statement.get("args") or []
         if not isinstance(args, list):
             raise MalformedBatchError("the arguments of a statement are not a list")
+        # SQLite looks at the clock only within long statements.
+        if self._is_late():
+            raise apsw.InterruptError
         before = self.connection.total_changes()
-        cursor = self.connection.execute(statement["sql"], [decode_value(value) for value in args])
-        names = _columns(cursor)
+        names, rows = self._answered(statement["sql"], args, wants_rows=statement.get("want_rows") is not False)
         return {
             "cols": [{"name": name, "decltype": None} for name in names],
-            "rows": self._rows(cursor) if statement.get("want_rows") is not False else _exhaust(cursor),
+            "rows": rows,
             "affected_row_count": self.connection.total_changes() - before,
             "last_insert_rowid": None,
             "replication_index": None,
@@ -137,14 +157,53 @@ class SqlBatch:
             "query_duration_ms": 0.0,
         }
 
-    def _rows(self, cursor: apsw.Cursor) -> list[list[dict[str, Any]]]:
-        rows = []
+    def _answered(self, sql: str, args: list[Any], *, wants_rows: bool) -> tuple[list[str], list[Any]]:
+        """Run a statement: the names and rows of its result."""
+        values = [decode_value(value) for value in args]
+        self._check_schema()
+        is_alone = not self.connection.in_transaction
+        try:
+            return self._result(sql, values, wants_rows=wants_rows)
+        except apsw.ConstraintError:
+            if not (is_alone and self._is_unchecked):
+                raise
+        # Its commit was refused, because it changes the schema and nothing was checked: again, in a transaction.
+        self.connection.execute("BEGIN IMMEDIATE")
+        answered = self._result(sql, values, wants_rows=wants_rows)
+        self._check_schema()
+        self.connection.execute("COMMIT")
+        return answered
+
+    def _result(self, sql: str, values: list[SqlValue], *, wants_rows: bool) -> tuple[list[str], list[Any]]:
+        cursor = self.connection.execute(sql, values)
+        names, rows = _columns(cursor), list[Any]()
+        self._take(_RESULT_OVERHEAD + sum(len(name) for name in names))
         for row in cursor:
-            self._left -= sum(_size(value) for value in row)
-            if self._left < 0:
-                raise apsw.TooBigError("the result is larger than the server returns")
-            rows.append([_encode(value) for value in row])
-        return rows
+            if wants_rows:
+                self._take(sum(_size(value) for value in row))
+                rows.append([_encode(value) for value in row])
+        return names, rows
+
+    def _take(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise apsw.TooBigError("the result is larger than the server returns")
+
+    def _check_schema(self) -> None:
+        """Raise PreflightError if this batch changed the schema to one that replicas cannot sync."""
+        if not self._is_unchecked and self._schema >= 0:
+            return
+        self.connection.authorizer = None
+        try:
+            (version,) = next(self.connection.execute("PRAGMA schema_version"))
+            if self._schema < 0:
+                self._schema = version
+            if self.connection.in_transaction and version != self._schema:
+                require_uncaptured(self.connection)
+                require_syncable(self.connection)
+        finally:
+            self.connection.authorizer = self._authorize
+        self._is_unchecked = False
 
     def _holds(self, condition: Any, results: list[Any], errors: list[Any], depth: int = 0) -> bool:
         if condition is None:
@@ -176,19 +235,29 @@ class SqlBatch:
             self._deadline = float("inf")
             self.connection.execute("ROLLBACK")
 
+    def _is_late(self) -> bool:
+        return time.monotonic() > self._deadline
 
-def _authorize(action: int, first: str | None, second: str | None, schema: str | None, trigger: str | None) -> int:
-    allowed = action in _ALLOWED and schema in (None, "main")
-    if action == apsw.SQLITE_FUNCTION:
-        allowed = (second or "").lower() not in _REFUSED_FUNCTIONS
-    elif action == apsw.SQLITE_ALTER_TABLE:
-        allowed = first in (None, "main")
-    return apsw.SQLITE_OK if allowed else apsw.SQLITE_DENY
+    def _authorize(
+        self, action: int, first: str | None, second: str | None, schema: str | None, trigger: str | None
+    ) -> int:
+        if action in _DDL:
+            self._is_unchecked = True
+        allowed = action in _ALLOWED and schema in (None, "main")
+        if action == apsw.SQLITE_FUNCTION:
+            allowed = (second or "").lower() not in _REFUSED_FUNCTIONS
+        elif action == apsw.SQLITE_ALTER_TABLE:
+            allowed = first in (None, "main")
+        return apsw.SQLITE_OK if allowed else apsw.SQLITE_DENY
 
 
 def _describe(fault: Exception) -> dict[str, str]:
     if isinstance(fault, apsw.InterruptError):
         return {"message": "the statements took longer than the server allows", "code": "SQLITE_INTERRUPT"}
+    if isinstance(fault, MemoryError):
+        return {"message": "a statement takes more memory than the server allows", "code": "SQLITE_NOMEM"}
+    if isinstance(fault, PreflightError):
+        return {"message": f"after it, replicas could not sync: {fault.located}", "code": "SQLITE_AUTH"}
     return {"message": str(fault), "code": f"SQLITE_{type(fault).__name__.removesuffix('Error').upper()}"}
 
 
@@ -197,12 +266,6 @@ def _columns(cursor: apsw.Cursor) -> list[str]:
         return [column[0] for column in cursor.get_description()]
     except apsw.ExecutionCompleteError:  # it returned no row
         return []
-
-
-def _exhaust(cursor: apsw.Cursor) -> list[Any]:
-    for _ in cursor:
-        pass
-    return []
 
 
 def _size(value: SqlValue) -> int:

@@ -95,6 +95,13 @@ class WalScan:
             self._frames[self._page_of(frame)] = frame
         self._known = max(self._known, upto.frames)
 
+    def go_back(self, upto: WalState) -> None:
+        """Follow an earlier state again, whose read transaction is still open."""
+        self._salt, self._frames, self._known = b"", {}, 0
+        # On another log than this, the database has all pages of that state: no log starts over before.
+        if upto.salt == self.state().salt:
+            self.follow(upto)
+
     def page(self, number: int) -> bytes:
         """A page as of the state that was followed last. A read transaction at that state must be open."""
         frame = self._frames.get(number)

@@ -18,13 +18,42 @@ HEAD_SECONDS = 30.0
 """How long the head of a request may take to arrive."""
 
 
+STALL_SECONDS = 60.0
+"""How long a client may take nothing of an answer."""
+
+
 class HttpConnection(H11Protocol):
-    """Closes a connection whose request head is late: otherwise idle clients could use up every connection.
+    """Closes a connection whose request head is late, or whose answer is not read: otherwise clients that do nothing
+    could use up every connection, and whatever an answer holds.
 
     The server itself limits how long a connection stays idle after an answer.
     """
 
     _deadline: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        self._unwatch()
+        super().resume_writing()
+
+    def _watch(self, unsent: int) -> None:
+        def look() -> None:
+            left = self.transport.get_write_buffer_size()
+            if left < unsent:
+                self._watch(left)
+            else:
+                self.transport.abort()
+
+        self._stall = self.loop.call_later(STALL_SECONDS, look)
+
+    def _unwatch(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -40,6 +69,7 @@ class HttpConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
+        self._unwatch()
         super().connection_lost(exc)
 
     def _forget(self) -> None:

@@ -53,13 +53,26 @@ _OF_DELTA_RS = ("s3_allow_unsafe_rename", "copy_if_not_exists", "conditional_put
 """How names of options begin whose values mean something else to delta-rs."""
 
 
-def put_new(uri: str, options: Mapping[str, str], name: str, body: bytes) -> None:
-    """Put a file into the folder `uri`. Raises FileExistsError when it is there already, OSError if that is unknown."""
-    try:
+def put_new(uri: str, options: Mapping[str, str], name: str, body: bytes) -> str | None:
+    """Put a file into the folder `uri`. Raises FileExistsError when it is there already, OSError if that is unknown.
+
+    Returns its tag, where the store gives it one.
+    """
+    with plain_errors():
         # A multipart upload knows no condition: one request, whatever its size.
-        obstore.put(open_store(uri, options), name, body, mode="create", use_multipart=False)
+        done = obstore.put(open_store(uri, options), name, body, mode="create", use_multipart=False)
+    return done["e_tag"]
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Turn the errors of a store into those that a file system raises."""
+    try:
+        yield
     except AlreadyExistsError as error:
-        raise FileExistsError(name) from error
+        raise FileExistsError(str(error)) from error
+    except NotFoundError as error:
+        raise FileNotFoundError(str(error)) from error
     except BaseError as error:
         raise OSError(str(error)) from error
 
@@ -86,6 +99,8 @@ def _open(uri: str, options: tuple[tuple[str, str], ...], retry_seconds: float |
     more: dict[str, Any] = {} if profile is None else {"credential_provider": profile}
     if profile is not None and profile.region and not _names_region(known):
         known["region"] = profile.region
+    if "max_retries" in store:
+        more["retry_config"] = {"max_retries": int(store["max_retries"])}
     if retry_seconds is not None:
         client = {"timeout": "30s"} | client
         more["retry_config"] = {"max_retries": 3, "retry_timeout": timedelta(seconds=retry_seconds)}

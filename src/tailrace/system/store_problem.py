@@ -78,7 +78,7 @@ def _lines(text: str) -> Iterator[str]:
     told, _, debug = text.partition("\n\nDebug source")
     for line in told.splitlines():
         plain = _DRAWN.sub("", line).strip()
-        plain = plain[max(plain.find("Error performing "), 0) :] if debug else plain
+        plain = plain[max(plain.rfind("Error performing "), 0) :] if debug else plain
         if debug and (answered := _ANSWERED.fullmatch(plain)):
             yield answered[1] + answered[2]
             yield answered[3]

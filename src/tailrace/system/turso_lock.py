@@ -14,11 +14,12 @@ import fcntl
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from tailrace.errors import UnavailableError
 from tailrace.system.file_lock import is_locked
+from tailrace.system.side_file import open_side_file
 
 SHARED = "multiprocess_wal"
 """Turso's name for the mode in which several processes open one file."""
@@ -86,7 +87,7 @@ def shut_out(path: Path, *, creates: bool = False) -> Iterator[None]:
         if not creates:
             yield
             return
-        file = _make_index(path)
+        file = open_side_file(_index(path), path)
     try:
         try:
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, _first_byte(fcntl.F_WRLCK))
@@ -99,17 +100,6 @@ def shut_out(path: Path, *, creates: bool = False) -> Iterator[None]:
         yield
     finally:
         os.close(file)
-
-
-def _make_index(path: Path) -> int:
-    """An empty `FILE-tshm` that whoever may write the file may write too."""
-    owner = path.stat()
-    # If an application makes it first, this is the application's.
-    file = os.open(_index(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, owner.st_mode & 0o666)
-    with suppress(PermissionError):
-        os.fchown(file, owner.st_uid, owner.st_gid)
-        os.fchmod(file, owner.st_mode & 0o666)
-    return file
 
 
 def _index(path: Path) -> Path:

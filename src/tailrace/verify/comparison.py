@@ -52,7 +52,7 @@ class Verdict:
 
     A key that the destination holds twice is one row too many. `differences` are the first of the keys concerned.
     `in_flight` differences came or went between two looks while the pipeline ran: changes on their way, and not counted
-    otherwise. A table without a key, or kept with its history, is not `compared`: its rows are
+    otherwise. A table without a key, or kept as a changelog, is not `compared`: its rows are
     changes. Nor is one that the source cannot read now, or whose columns the destination cannot keep; `reason` says
     why.
     """
@@ -144,10 +144,10 @@ def verify(
         if found is not None:
             yield found.verdict(shown)
         elif only is None:
-            yield _skipped(table, unkept.message if unkept else "it has no key, or is kept with its history")
+            yield _skipped(table, unkept.message if unkept else "it has no key, or is kept as a changelog")
         else:
             raise ConfigError(
-                f"{table.table} has no key by which its rows could be compared, or is kept with its history",
+                f"{table.table} has no key by which its rows could be compared, or is kept as a changelog",
                 fix="name another table with --table",
                 table=str(table.table),
             )

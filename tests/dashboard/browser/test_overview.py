@@ -86,7 +86,9 @@ def test_batches_are_bars_split_by_their_phases(shop: Page) -> None:
     bars = shop.locator(".batches li")
     expect(bars).to_have_count(12)
     label = bars.first.get_by_role("img").get_attribute("aria-label") or ""
-    assert re.fullmatch(r"Batch 29, [\d:]+: 339 rows in 1\.4 s\. read 0\.1 s, .*, write 0\.8 s, commit 0\.3 s", label)
+    assert re.fullmatch(
+        r"Batch 29, [\d:]+: 339 rows, 40\.7 kB in 1\.4 s\. read 0\.1 s, .*, write 0\.8 s, commit 0\.3 s", label
+    )
     widths = [bars.first.locator(f".phase-{number}").bounding_box() for number in (1, 4)]
     assert all(widths)
     assert widths[1]["width"] > 5 * widths[0]["width"]  # type: ignore[index]

@@ -17,25 +17,26 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from hypothesis import given
 from hypothesis import strategies as st
-from pyarrow import fs as arrow_fs
 
 from tailrace.destination.delta import deletion_vector
 from tailrace.destination.delta.deletion_vector import Descriptor, VectorWriter, bitmap, decode, encode, numbers, read
-from tailrace.destination.delta.table_folder import TablePath, _open_store
+from tailrace.destination.delta.local_folder import LocalFolder
+from tailrace.destination.delta.object_folder import ObjectFolder
+from tailrace.destination.delta.table_folder import TablePath
 from tailrace.errors import TableError
+from tests.support.delta_table import forget_everything
 
 TABLE = "shop.items"
 MOST = 2**32 - 1
 
 
 def local(folder: Path) -> TablePath:
-    return TablePath(str(folder), str(folder), arrow_fs.LocalFileSystem(), True, {}, TABLE)
+    return LocalFolder.at(folder, TABLE)
 
 
 def remote(folder: Path) -> TablePath:
     """A folder that is used like an object store."""
-    uri = folder.as_uri()
-    return TablePath(uri, "", arrow_fs.PyFileSystem(_open_store(uri, {})), False, {}, TABLE)
+    return ObjectFolder(folder.as_uri(), table=TABLE)
 
 
 @pytest.fixture(params=[local, remote])
@@ -52,7 +53,9 @@ def folder_of(place: TablePath) -> Path:
 
 def written(place: TablePath, *vectors: list[int]) -> list[Descriptor]:
     with VectorWriter(place) as writer:
-        return [writer.put(deletion_vector.Rows(rows)) for rows in vectors]
+        found = [writer.put(deletion_vector.Rows(rows)) for rows in vectors]
+    forget_everything()
+    return found
 
 
 def inline(rows: list[int]) -> Descriptor:

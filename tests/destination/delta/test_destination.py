@@ -20,18 +20,18 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
-from pyarrow.fs import LocalFileSystem
 
 from tailrace.destination import Batch, Stage, TableBatch
 from tailrace.destination.delta import destination as delta
 from tailrace.destination.delta import log
 from tailrace.destination.delta.destination import DeltaDestination
+from tailrace.destination.delta.object_folder import ObjectFolder
 from tailrace.destination.delta.option import CompactOptions, VacuumOptions
+from tailrace.destination.delta.place import place_of
 from tailrace.destination.delta.store_error import reaching
-from tailrace.destination.delta.table_folder import TablePath
 from tailrace.errors import (
+    ConfigError,
     OwnedError,
-    PreflightError,
     SchemaChangedError,
     TableError,
     UnavailableError,
@@ -311,13 +311,13 @@ def test_files_where_a_table_should_be_are_refused_and_left_alone(lake: Path) ->
 
 @pytest.mark.parametrize("path", ["foo://bar/lake", "az://bar/lake"], ids=["unknown", "lacking its account"])
 def test_a_store_that_delta_does_not_know_is_refused_with_the_keys_to_correct(path: str) -> None:
-    with pytest.raises(PreflightError, match=path) as refused:
+    with pytest.raises(ConfigError, match=path) as refused:
         DeltaDestination(path=path).check([ITEMS])
     assert "storage_options" in (refused.value.fix or "")
 
 
 def test_an_error_in_an_object_store_names_the_table_by_its_address() -> None:
-    place = TablePath("s3://bucket/lake/shop/items", "", LocalFileSystem(), False)
+    place = ObjectFolder("s3://bucket/lake/shop/items")
     with pytest.raises(TableError) as caught, reaching(place, "shop.items"):
         raise DeltaError("not understood")
     assert "s3://bucket/lake/shop/items/_delta_log" in (caught.value.fix or "")
@@ -578,7 +578,7 @@ def test_a_plain_partition_has_a_folder_of_its_name_and_any_other_lies_with_the_
     ]
     alive = pa.table(table_at(lake).get_add_actions(flatten=True)).column("size_bytes").to_pylist()
     every = [file.stat().st_size for file in (lake / "shop" / "items").rglob("part-*.parquet")]
-    assert TablePath.of(str(lake), ITEMS.table, {}).dead_bytes(sum(alive)) == sum(every) - sum(alive) > 0
+    assert place_of(str(lake), ITEMS.table, {}).dead_bytes(sum(alive)) == sum(every) - sum(alive) > 0
 
 
 def test_what_a_crash_before_the_first_commit_leaves_in_partitions_does_not_keep_a_table_from_beginning(

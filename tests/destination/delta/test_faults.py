@@ -18,7 +18,7 @@ from tailrace.destination.delta import file_writer, key_index, upsert
 from tailrace.destination.delta.commit import TableChange, commit
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.option import CompactOptions
-from tailrace.destination.delta.table_folder import TablePath
+from tailrace.destination.delta.place import place_of
 from tailrace.errors import TableError, UnavailableError, UnfitError
 from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.testing.destination import ITEMS, RowChange, changes_of, delete, insert, moved, read, update
@@ -279,7 +279,7 @@ def test_a_data_file_of_before_there_were_checksums_is_read(lake: Path) -> None:
 
 def test_columns_that_no_delta_table_can_have_stop_their_table(tmp_path: Path) -> None:
     twins = pa.schema([("a", pa.int64()), ("A", pa.int64())])
-    place = TablePath.of(str(tmp_path), TableName("public", "t"), {})
+    place = place_of(str(tmp_path), TableName("public", "t"), {})
     with pytest.raises(TableError, match="cannot have these columns") as stopped:
         commit(place, "public.t", None, TableChange(twins), None)
     assert stopped.value.table == "public.t"

@@ -1,4 +1,4 @@
-"""Delta tables that keep a row for each change, though they have a key."""
+"""Delta tables that keep a row for each change, or the versions of their rows."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tailrace.errors import SchemaChangedError
 from tailrace.model.change import Changes
 from tailrace.model.schema import Column
 from tailrace.testing.destination import ITEMS, TRUNCATE, changes_of, delete, insert, moved, read, update
+from tests.support.delta_table import queried
 from tests.support.destination_writing import write
 
 
@@ -134,7 +135,7 @@ def test_current_rows_and_a_history_are_never_mixed_and_a_copy_changes_from_one_
     copied(history, 1, name="b")
     write(history, 2, update(id=1, name="c", price=1))
     assert sorted(history_rows(lake, "name")) == [("read", "b"), ("update", "c")]
-    with pytest.raises(SchemaChangedError, match="holds the history"):
+    with pytest.raises(SchemaChangedError, match="holds a changelog"):
         write(current, 3, delete(id=1))
     copied(current, 3, name="c")
     write(current, 4, update(id=1, name="d", price=1))
@@ -156,7 +157,7 @@ def test_a_copy_of_current_rows_that_was_interrupted_is_no_part_of_a_history(lak
 
 def test_the_query_of_the_documentation_gives_the_table_at_each_moment(lake: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "delta.md").read_text("utf-8")
-    [query] = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    [query, _] = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
     destination = DeltaDestination(path=str(lake), history=["*.*"])
     copy = [unstamped(chunk) for chunk in changes_of(ITEMS, *(read(id=n, name="a", price=n) for n in (1, 2, 3)))]
     staged = destination.write_rows(ITEMS, copy)
@@ -238,3 +239,92 @@ def test_housekeeping_keeps_every_row_of_a_history(lake: Path) -> None:
     assert destination.maintain(ITEMS.table)
     assert history_at(lake) == before
     assert len(before) == 4
+
+
+def test_a_mode_is_one_word_or_goes_by_pattern_and_the_first_that_matches_counts(lake: Path) -> None:
+    everywhere = DeltaDestination(path=str(lake), mode="changelog")
+    by_pattern = DeltaDestination(path=str(lake), mode={"shop.items": "history", "shop.*": "changelog"})
+    earlier = DeltaDestination(path=str(lake), mode="history", history=["shop.items"])
+    other = replace(ITEMS, table=replace(ITEMS.table, name="other"))
+    assert [everywhere.mode_of(ITEMS), by_pattern.mode_of(ITEMS), earlier.mode_of(ITEMS)] == [
+        "changelog",
+        "history",
+        "changelog",
+    ]
+    assert [by_pattern.mode_of(other), earlier.mode_of(other)] == ["changelog", "history"]
+    assert everywhere.mode_of(replace(ITEMS, key=())) == "current"
+    idle = DeltaDestination(path=str(lake), mode={"audit.*": "changelog"}).check([ITEMS])
+    assert idle[-1].message == "mode names audit.*, but no table matches it"
+
+
+def test_a_changelog_has_the_row_as_it_was_where_the_upstream_sends_it(lake: Path) -> None:
+    destination = DeltaDestination(path=str(lake), mode="changelog")
+    write(destination, 0, insert(id=1, name="a", price=1))
+    assert not [name for name in history_at(lake)[0] if name.startswith("_tailrace_before_")]
+    old = {"id": 1, "name": "a", "price": 1}
+    changed = with_before(changes_of(ITEMS, update(id=1, name="b", price=2), delete(id=1), commit=9), [old, old])
+    destination.write_changes(TableBatch(ITEMS, Batch("p", 1), changed))
+    title = replace(ITEMS.column("name"), name="title")
+    renamed = replace(ITEMS, columns=tuple(title if c.name == "name" else c for c in ITEMS.columns), version=2)
+    write(destination, 2, table=renamed)
+    names = ("title", "_tailrace_before_id", "_tailrace_before_title", "_tailrace_before_price")
+    assert history_rows(lake, *names) == [
+        ("insert", "a", None, None, None),
+        ("update", "b", 1, "a", 1),
+        ("delete", None, 1, "a", 1),
+    ]
+
+
+def with_before(changes: list[Changes], images: list[dict[str, Any]]) -> list[Changes]:
+    [chunk] = changes
+    at = chunk.batch.schema.get_field_index("before")
+    before = pa.array(images, chunk.table.row_type)
+    return [Changes(chunk.table, chunk.batch.set_column(at, chunk.batch.schema.field(at), before))]
+
+
+def versions_at(lake: Path, *names: str) -> list[tuple[Any, ...]]:
+    rows = queried(str(lake / "shop" / "items"))
+    rows.sort(key=lambda row: (row["_tailrace_from"], row["_tailrace_to"]))
+    return [tuple(row[name] for name in (*names, "_tailrace_is_current")) for row in rows]
+
+
+@pytest.mark.parametrize("updates", ["copy_on_write", "merge_on_read"])
+def test_older_versions_keep_what_a_column_held_that_the_upstream_dropped(lake: Path, updates: Any) -> None:
+    destination = DeltaDestination(path=str(lake), mode="history", updates=updates)
+    write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2))
+    slim = replace(ITEMS, columns=ITEMS.columns[:2], version=2)
+    later = changes_of(slim, update(id=1, name="c"), commit=10)
+    destination.write_changes(TableBatch(slim, Batch("p", 1), later))
+    assert versions_at(lake, "id", "name", "price") == [(1, "a", 1, False), (2, "b", 2, True), (1, "c", None, True)]
+    text = replace(ITEMS.column("price"), type=pa.string(), number=9)
+    wider = replace(slim, columns=(*slim.columns, text), version=3)
+    destination.write_changes(
+        TableBatch(wider, Batch("p", 2), changes_of(wider, update(id=2, name="b", price="x"), commit=20))
+    )
+    assert versions_at(lake, "id", "price") == [(1, None, False), (2, None, False), (1, None, True), (2, "x", True)]
+
+
+def test_a_new_copy_continues_the_history_and_rows_that_did_not_change_keep_their_version(lake: Path) -> None:
+    destination = DeltaDestination(path=str(lake), mode="history")
+    write(destination, 0, *(insert(id=n, name="a", price=n) for n in (1, 2, 3)))
+    rows = read(id=1, name="a", price=1), read(id=2, name="new", price=2), read(id=4, name="a", price=4)
+    copied_rows = [replace(one, batch=at_commit(one.batch, 50)) for one in changes_of(ITEMS, *rows)]
+    staged = destination.write_rows(ITEMS, copied_rows)
+    write(destination, 1, staged=[staged], begins_copy=True)
+    assert len(versions_at(lake)) == 3
+    write(destination, 2, completes_copy=True)
+    assert versions_at(lake, "id", "name") == [
+        (1, "a", True),
+        (2, "a", False),
+        (3, "a", False),
+        (2, "new", True),
+        (4, "a", True),
+    ]
+    found = destination.read_table(ITEMS)
+    assert found is not None
+    assert sorted(key for batch in found.rows for key in batch.column("id").to_pylist()) == [1, 2, 4]
+
+
+def at_commit(batch: pa.RecordBatch, commit: int) -> pa.RecordBatch:
+    at = batch.schema.get_field_index("commit")
+    return batch.set_column(at, batch.schema.field(at), pa.array([commit] * len(batch), pa.int64()))

@@ -19,7 +19,6 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyarrow.fs import PyFileSystem
 
 from tailrace.destination.delta import (
     data_file,
@@ -27,7 +26,6 @@ from tailrace.destination.delta import (
     key_index,
     maintenance,
     rewrite,
-    table_folder,
     table_lock,
     vacuum,
 )
@@ -35,9 +33,9 @@ from tailrace.destination.delta.data_file import DataFile
 from tailrace.destination.delta.deletion_vector import Descriptor
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.log import DeltaSnapshot
+from tailrace.destination.delta.object_folder import ObjectFolder
 from tailrace.destination.delta.option import CompactOptions, VacuumOptions
 from tailrace.destination.delta.reader import read_rows
-from tailrace.destination.delta.table_folder import TablePath
 from tailrace.errors import UnavailableError
 from tailrace.model.schema import Column, TableSchema
 from tailrace.system import failpoint
@@ -268,6 +266,7 @@ KILLED = """
 import sys, time
 from tailrace.destination.delta import commit
 from tailrace.destination.delta.destination import DeltaDestination
+from tailrace.destination.delta.object_folder import ObjectFolder
 from tailrace.destination.delta.option import VacuumOptions
 from tailrace.testing.destination import ITEMS
 commit.CHECKPOINT_INTERVAL = 2
@@ -407,7 +406,7 @@ def test_in_an_object_store_each_call_makes_one_commit_and_conflicts_settle_the_
 ) -> None:
     uri = f"file://{lake}/shop/items"
     (lake / "shop/items").mkdir(parents=True)
-    store = TablePath(uri, "", PyFileSystem(table_folder._open_store(uri, {})), False, {}, str(ITEMS.table))
+    store = ObjectFolder(uri, table=str(ITEMS.table))
     monkeypatch.setattr(DeltaDestination, "place", lambda *_: store)
     monkeypatch.setattr(maintenance, "COMMIT_ROWS", 15)
     destination = marking(lake, vacuum=VacuumOptions(every=0, retention=3600))

@@ -141,6 +141,30 @@ def test_a_batch_that_died_before_its_commit_is_written_by_the_next_process(
     assert len(rows_at(server, bucket)) == 19
 
 
+@pytest.mark.parametrize("updates", ["copy_on_write", "merge_on_read"])
+def test_a_batch_into_a_table_takes_few_requests_and_lists_nothing(
+    server: BucketProcess, bucket: str, updates: Updates
+) -> None:
+    destination = lake(server, bucket, updates)
+    write(destination, 0, *(insert(id=number, name="n", price=number) for number in range(30_000)))
+    before = server.requests()
+    for number in range(1, 11):
+        write(
+            destination,
+            number,
+            update(id=17 * number, price=0),
+            delete(id=number),
+            insert(id=40_000 + number, name="n", price=1),
+        )
+        now = server.requests()
+        done = {kind: now[kind] - before.get(kind, 0) for kind in now if now[kind] != before.get(kind, 0)}
+        assert sum(done.values()) <= 5, done
+        assert "LIST" not in done
+        before = now
+    forget_everything()
+    assert len(rows_at(server, bucket)) == 30_000
+
+
 _KEYS = st.integers(0, 12)
 _BATCHES = st.lists(
     st.tuples(

@@ -1,7 +1,7 @@
 // The last batches, each as long as it took, split by its phases.
 
 import { element } from "./element.js";
-import { clock, count, duration } from "./format.js";
+import { bytes, clock, count, duration } from "./format.js";
 
 const SHOWN = 12;
 const PHASES = ["read", "decode", "collapse", "write", "commit"];
@@ -11,7 +11,7 @@ export function batchBody(batches) {
     "header",
     {},
     element("h2", { id: "batches" }, "Batches"),
-    element("span", { class: "soft small" }, "the last ones, by phase"),
+    element("span", { class: "soft small" }, "the last ones, by phase, and their size"),
   );
   if (batches.length === 0) return [header, element("p", { class: "empty" }, "No batch has been applied yet.")];
   const names = phaseNames(batches);
@@ -41,12 +41,12 @@ function phaseNames(batches) {
   ].slice(0, 6);
 }
 
-function bar({ id, at, rows, seconds, phases }, names, longest) {
+function bar({ id, at, rows, bytes: size, seconds, phases }, names, longest) {
   // Phases overlap, so their sum may be longer than the batch: what is drawn is the share of each in the work.
   const work = names.reduce((sum, name) => sum + (phases[name] ?? 0), 0);
   const said = names.filter((name) => phases[name]).map((name) => `${name} ${duration(phases[name])}`);
   const when = clock(at, { seconds: true });
-  const text = `Batch ${id}, ${when}: ${count(rows)} rows in ${duration(seconds)}. ${said.join(", ")}`;
+  const text = `Batch ${id}, ${when}: ${count(rows)} rows, ${bytes(size)} in ${duration(seconds)}. ${said.join(", ")}`;
   return element(
     "li",
     { "data-key": String(id), title: text },
@@ -62,6 +62,7 @@ function bar({ id, at, rows, seconds, phases }, names, longest) {
         ),
       ),
     ),
+    element("span", { class: "soft" }, bytes(size)),
     element("span", {}, duration(seconds)),
   );
 }

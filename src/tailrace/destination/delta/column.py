@@ -11,20 +11,26 @@ timestamp of any unit              microseconds; without a zone as timestampNtz
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.destination.delta import version
+from tailrace.destination.delta.option import TableMode
 from tailrace.destination.metadata import metadata_fields, metadata_values
 from tailrace.destination.preflight import LEAVE_OUT
 from tailrace.errors import UnfitError
 from tailrace.model.change import EXACT, UNCHANGED, Changes, Op
-from tailrace.model.collapse import Marks
-from tailrace.model.schema import TableSchema
+from tailrace.model.collapse import Marks, origins
+from tailrace.model.schema import Column, TableSchema
+
+BEFORE = "_tailrace_before_"
+"""How the columns of a changelog begin that hold the values before a change, where the upstream sends them."""
 
 NUMBER = b"tailrace.number"
 """Field metadata: the upstream's number of the column, by which a renamed column is recognized."""
@@ -92,7 +98,8 @@ def to_delta(values: Any, kind: pa.DataType, column: str, table: str) -> Any:
 class DeltaLayout:
     """How one table is kept. `exact` adds the column for values that their own column cannot hold.
 
-    `history` keeps a row for each change: the Delta table then has no key, even if the upstream's has one.
+    A `changelog` has no key, even if the upstream's table has one; `before` adds columns for the old values. The
+    table of a `history` is that of the versions of its rows.
     """
 
     table: TableSchema
@@ -100,7 +107,8 @@ class DeltaLayout:
     keeps_deleted: bool
     partition_by: tuple[str, ...] = ()
     exact: bool = False
-    history: bool = False
+    mode: TableMode = "current"
+    before: bool = False
 
     @property
     def keyed(self) -> bool:
@@ -114,45 +122,77 @@ class DeltaLayout:
     @cached_property
     def schema(self) -> pa.Schema:
         """All columns, the partition's included."""
-        fields = [
-            pa.field(
-                column.name,
-                delta_type(column.type),
-                metadata={NUMBER: str(column.number).encode()} if column.number else None,
-            )
-            for column in self.table.columns
-        ]
+        fields = [_field(column.name, delta_type(column.type), column.number) for column in self.table.columns]
+        is_changelog = self.mode == "changelog"
         fields += metadata_fields(
-            keyed=self.keyed, wanted=self.metadata or self.history, keeps_deleted=self.keeps_deleted
+            keyed=self.keyed, wanted=self.metadata or is_changelog, keeps_deleted=self.keeps_deleted
         )
-        if self.history:
+        if is_changelog:
             fields.append(pa.field(UNCHANGED, pa.list_(pa.string())))
         if self.exact:
             fields.append(pa.field(EXACT, pa.string()))
+        if self.before:
+            # Columns of their own, so that they follow a renamed or widened column as every other does.
+            fields += [_field(BEFORE + one.name, delta_type(one.type), -one.number) for one in self.table.columns]
         return pa.schema(fields)
 
     def rows(
-        self, columns: Sequence[Any], marks: Marks, now: pa.TimestampScalar, unchanged: pa.Array[Any] | None = None
+        self,
+        columns: Sequence[Any],
+        marks: Marks,
+        now: pa.TimestampScalar,
+        extra: Mapping[str, Any] = MappingProxyType({}),
     ) -> pa.Table:
         """Rows ready for a file: the upstream's columns (in `table` order) and tailrace's own from the marks."""
-        arrays: list[Any] = [
+        arrays = self._values(columns)
+        if self.mode == "changelog":
+            marks = replace(marks, committed_at=_times(marks, now))
+        special = {**extra, EXACT: marks.exact}
+        own = [field.name for field in list(self.schema)[len(arrays) :]]
+        known = [name for name in own if name not in special]
+        special |= zip(known, metadata_values(known, marks, now), strict=True)
+        return pa.table([*arrays, *(special[name] for name in own)], schema=self.schema)
+
+    def rows_of(self, changes: Changes, now: pa.TimestampScalar) -> pa.Table:
+        """The changes themselves as rows, uncollapsed; of a table with a history, copied rows as its first versions."""
+        columns: list[Any] = list(changes.row.flatten())
+        if self.mode == "history":
+            columns += version.first_versions(changes)
+        extra: dict[str, Any] = {UNCHANGED: changes.unchanged_names()} if self.mode == "changelog" else {}
+        if self.before:
+            names = (BEFORE + column.name for column in self.table.columns)
+            extra |= zip(names, self._values(changes.batch.column("before").flatten()), strict=True)
+        return self.rows(columns, Marks.of(changes), now, extra)
+
+    def _values(self, columns: Sequence[Any]) -> list[Any]:
+        return [
             to_delta(values, delta_type(column.type), column.name, str(self.table.table))
             for column, values in zip(self.table.columns, columns, strict=True)
         ]
-        if self.history:
-            marks = replace(marks, committed_at=_times(marks, now))
-        special = {UNCHANGED: unchanged, EXACT: marks.exact}
-        own = [field.name for field in list(self.schema)[len(arrays) :]]
-        arrays += metadata_values([name for name in own if name not in special], marks, now)
-        arrays += [special[name] for name in own if name in special]
-        return pa.table(arrays, schema=self.schema)
 
-    def rows_of(self, changes: Changes, now: pa.TimestampScalar) -> pa.Table:
-        """The changes themselves as rows, uncollapsed."""
-        unchanged = changes.unchanged_names() if self.history else None
-        return self.rows(changes.row.flatten(), Marks.of(changes), now, unchanged)
+
+def retaining(versions: TableSchema, found: pa.Schema) -> TableSchema:
+    """The table of a history with those columns, too, that the Delta table has and the upstream dropped.
+
+    A version that is closed keeps its values of them.
+    """
+    columns = versions.columns[: -len(version.COLUMNS)]
+    names = {column.name.lower() for column in columns}
+    matched = set(
+        origins([(one.name, number_of(one)) for one in found], [(column.name, column.number) for column in columns])
+    )
+    dropped = [
+        Column(one.name, one.type, number=number_of(one))
+        for at, one in enumerate(found)
+        if at not in matched and one.name.lower() not in names and not one.name.startswith("_tailrace_")
+    ]
+    return replace(versions, columns=(*columns, *dropped, *version.COLUMNS)) if dropped else versions
+
+
+def _field(name: str, kind: pa.DataType, number: int) -> pa.Field[Any]:
+    return pa.field(name, kind, metadata={NUMBER: str(number).encode()} if number else None)
 
 
 def _times(marks: Marks, now: pa.TimestampScalar) -> pa.ChunkedArray[Any]:
-    """When the changes of a history were committed; the current time where the source gives none."""
+    """When the changes of a changelog were committed; the current time where the source gives none."""
     return pc.if_else(pa.array(marks.op == Op.READ), marks.committed_at, pc.fill_null(marks.committed_at, now))

@@ -92,8 +92,9 @@ def commit(
     name = f"{LOG}/{start.version + 1:020}.json"
     place.make(LOG)
     failpoint.reach("delta.before_log_entry")
+    stamp = None
     try:
-        place.put_new(name, body)
+        stamp = place.put_new(name, body)
     except FileExistsError as error:
         # The answer to an earlier try may have been lost. No two commits have the same text.
         if place.read(name) != body:
@@ -101,9 +102,10 @@ def commit(
             _require_alone(place, table, before, batch)
             raise ConflictError(f"version {start.version + 1} was written by another program") from error
     committed = start.after(start.version + 1, actions)
-    log.remember(committed)
+    log.remember(committed, stamp)
     # Maintenance makes checkpoints, so that no batch waits for one, unless it has not come for too long.
-    is_late = committed.version % (2 * CHECKPOINT_INTERVAL) == 0 and _behind(committed) >= 2 * CHECKPOINT_INTERVAL
+    is_due = committed.version and committed.version % (2 * CHECKPOINT_INTERVAL) == 0
+    is_late = is_due and _behind(committed) >= 2 * CHECKPOINT_INTERVAL
     if is_late or _drops_vectors(start, change):
         # A reader that knows no vectors must not need the entries that have some.
         _checkpoint(committed)

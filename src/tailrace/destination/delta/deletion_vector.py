@@ -190,6 +190,8 @@ class VectorWriter:
         if self._parts and self._size + len(data) + 8 > FILE_BYTES:
             self.close()
         found = Descriptor(_RELATIVE, VECTORS + _to_z85(self._id.bytes), self._size, len(data), len(rows))
+        # The next batch reads it again.
+        _keep((self.place.uri, found), rows.copy())
         self._parts += [struct.pack(">I", len(data)), data, struct.pack(">I", zlib.crc32(data))]
         self._size += len(data) + 8
         return found
@@ -220,7 +222,6 @@ def read(place: TablePath, descriptor: Descriptor, table: str) -> Rows:
 
     Raises TableError when the vector is damaged or missing, is not what the log says, or is not in the table's folder.
     """
-    global _kept_bytes
     name = (place.uri, descriptor)
     with _lock:
         if name in _kept:
@@ -234,14 +235,19 @@ def read(place: TablePath, descriptor: Descriptor, table: str) -> Rows:
         raise _unreadable(_where(place, descriptor), "its file is missing", table) from error
     except ValueError as error:
         raise _unreadable(_where(place, descriptor), error, table) from error
+    _keep(name, rows.copy())
+    return rows
+
+
+def _keep(name: tuple[str, Descriptor], rows: Rows) -> None:
+    global _kept_bytes
     with _lock:
         if name not in _kept:
-            _kept[name] = rows.copy()
-            _kept_bytes += descriptor.size_in_bytes + _ENTRY_BYTES
+            _kept[name] = rows
+            _kept_bytes += name[1].size_in_bytes + _ENTRY_BYTES
             while _kept_bytes > CACHE_BYTES:
                 (_, gone), _ = _kept.popitem(last=False)
                 _kept_bytes -= gone.size_in_bytes + _ENTRY_BYTES
-    return rows
 
 
 def _data(place: TablePath, descriptor: Descriptor) -> bytes:
@@ -256,10 +262,9 @@ def _data(place: TablePath, descriptor: Descriptor) -> bytes:
     offset = len(_VERSION) if descriptor.offset is None else descriptor.offset
     if offset < 0 or size < 0:
         raise ValueError("the log gives it a negative size or offset")
-    with place.files.open_input_file(f"{place.base}/{name}" if place.base else name) as file:
-        if offset + size + 8 > file.size():
-            raise ValueError("its file is too short")
-        raw = bytes(file.read_at(size + 8, offset))
+    raw = place.read_range(name, offset, size + 8)
+    if len(raw) < size + 8:
+        raise ValueError("its file is too short")
     if raw[:4] != struct.pack(">I", size):
         raise ValueError("its size is not the one in the log")
     if raw[-4:] != struct.pack(">I", zlib.crc32(raw[4:-4])):

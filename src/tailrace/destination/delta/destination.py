@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -15,25 +15,28 @@ import pyarrow as pa
 
 from tailrace.destination import CopyMode, Destination, Stage, Staged, TableBatch, Written, copy
 from tailrace.destination.chunking import parts
-from tailrace.destination.delta import key_index, maintenance, preflight, upsert
-from tailrace.destination.delta.column import DeltaLayout
+from tailrace.destination.delta import history, key_index, maintenance, preflight, upsert, version
+from tailrace.destination.delta.column import BEFORE, DeltaLayout, retaining
 from tailrace.destination.delta.commit import ConflictError, TableChange, commit
 from tailrace.destination.delta.data_file import LEAST_MARKED_ROWS, DataFile, mean_row_bytes, rows_per_file, total_rows
 from tailrace.destination.delta.evolution import Evolution, evolve, reading_of, require_partition
 from tailrace.destination.delta.file_writer import FileWriter
+from tailrace.destination.delta.history import VersionWork
 from tailrace.destination.delta.key_index import DeltaTarget
 from tailrace.destination.delta.log import DeltaSnapshot
-from tailrace.destination.delta.option import CompactOptions, DeltaOptions, Updates
+from tailrace.destination.delta.option import CompactOptions, DeltaOptions, TableMode, Updates
+from tailrace.destination.delta.place import place_of
 from tailrace.destination.delta.projection import AS_IS, ColumnReading
 from tailrace.destination.delta.reader import read_rows
 from tailrace.destination.delta.store_error import reaching
 from tailrace.destination.delta.table_folder import TablePath
 from tailrace.destination.delta.table_lock import writing_batch
+from tailrace.destination.delta.version import version_table
 from tailrace.destination.metadata import now
 from tailrace.destination.preflight import as_errors
 from tailrace.errors import Finding, SchemaChangedError, TableError, UnavailableError
 from tailrace.model.change import EXACT, UNCHANGED, Changes
-from tailrace.model.collapse import Collapsed, any_exact, collapse, fit, slim
+from tailrace.model.collapse import Collapsed, any_exact, collapse, fit
 from tailrace.model.last_batch import LastBatch
 from tailrace.model.schema import TableName, TableSchema
 from tailrace.model.table_rows import TableRows
@@ -74,7 +77,11 @@ class DeltaDestination(DeltaOptions, Destination):
             (table, self.place(table.table), self._layout(table), self.updates_of(table.table))
             for table in tables or ()
         ]
-        patterns = {"history": self.history, "updates": [] if isinstance(self.updates, str) else list(self.updates)}
+        patterns = {
+            "history": self.history,
+            "mode": [] if isinstance(self.mode, str) else list(self.mode),
+            "updates": [] if isinstance(self.updates, str) else list(self.updates),
+        }
         return [
             *preflight.check(self.path, self._store_options, known),
             *(
@@ -87,9 +94,15 @@ class DeltaDestination(DeltaOptions, Destination):
     def check_columns(self, table: TableSchema) -> list[Finding]:
         return as_errors(table, preflight.unkept_columns(table))
 
-    def keeps_history(self, table: TableSchema) -> bool:
-        """Whether a table with a key is kept as a log all the same, one row for each change."""
-        return bool(table.key) and matches(table.table, self.history)
+    def mode_of(self, table: TableSchema) -> TableMode:
+        """What the rows of a table are. Those of a table without a key are its changes, without more ado."""
+        if not table.key:
+            return "current"
+        if matches(table.table, self.history):
+            return "changelog"
+        if isinstance(self.mode, str):
+            return self.mode
+        return next((mode for pattern, mode in self.mode.items() if matches(table.table, [pattern])), "current")
 
     def write_rows(self, table: TableSchema, rows: Iterable[Changes], stage: Stage | None = None) -> Staged:
         """Write copied rows to files that no version of the table lists yet; the stage is not used.
@@ -141,9 +154,10 @@ class DeltaDestination(DeltaOptions, Destination):
         table, changes, begins = batch.table, batch.log, batch.begins_copy
         name = str(table.table)
         place = self.place(table.table)
-        kept = self._layout(table).table
+        mode = self.mode_of(table)
+        kept = replace(table, key=()) if mode == "changelog" else table
         if kept != table:
-            changes = (Changes(kept, slim(fit(chunk, table)).batch) for chunk in changes)
+            changes = (Changes(kept, fit(chunk, table).batch) for chunk in changes)
         with reaching(place, name), writing_batch(place):
             before = DeltaSnapshot.load(place, name)
             if before is not None:
@@ -160,7 +174,7 @@ class DeltaDestination(DeltaOptions, Destination):
                 kept,
                 PART_BYTES if batch.log_bytes <= PART_BYTES else HUGE_PART_BYTES,
                 row_bytes=lambda: mean_row_bytes(before.files()) if before is not None else 0,
-                keep_deleted=self.deletes == "soft",
+                keep_deleted=self.deletes == "soft" and mode == "current",
             )
             part = next(pieces, None)
             receipts: list[copy.HeldReceipt] = [json.loads(one.receipt) for one in batch.staged]
@@ -178,12 +192,15 @@ class DeltaDestination(DeltaOptions, Destination):
                 begins = True
             elif begins:
                 copy.give_up(place, batch.batch)
+            was_history = before is not None and mode_in(before.schema) == "history"
+            continues = mode == "history" and was_history and batch.completes_copy and (replaces_rows or bool(held))
+            begins = begins and not continues
             layout = self._layout(table, exact=any(EXACT in _schema_of(receipt).names for receipt in receipts))
             if not (begins or receipts or part) and (before is None or not _evolve(layout, before)[1].changes):
                 return Written(last=last)
             place.make()
             _require_staged(place, name, batch)
-            works: Iterable[_Log | Collapsed] = [self._work(part.chunks if part is not None else [], kept)]
+            works: Iterable[Work] = [self._work(part.chunks if part is not None else [], kept)]
             tries = _TRIES
             if part is not None and not part.is_last:
                 # Each part is discarded once it is written, so the batch cannot be retried from here.
@@ -192,7 +209,7 @@ class DeltaDestination(DeltaOptions, Destination):
             del part
             for _ in range(tries):
                 try:
-                    written = self._write(place, layout, before, works, receipts, batch, begins)
+                    written = self._write(place, layout, before, works, receipts, batch, begins, continues)
                 except ConflictError as conflict:
                     problem = conflict
                     before = DeltaSnapshot.load(place, name)
@@ -213,7 +230,9 @@ class DeltaDestination(DeltaOptions, Destination):
         if batch.begins_copy:
             copy.give_up(place, batch.batch)
 
-    def _work(self, chunks: list[Changes], table: TableSchema) -> _Log | Collapsed:
+    def _work(self, chunks: list[Changes], table: TableSchema) -> Work:
+        if self.mode_of(table) == "history":
+            return VersionWork(table, chunks)
         if table.key:
             return collapse(chunks, table, keep_deleted=self.deletes == "soft")
         return _Log(chunks)
@@ -223,30 +242,47 @@ class DeltaDestination(DeltaOptions, Destination):
         place: TablePath,
         layout: DeltaLayout,
         before: DeltaSnapshot | None,
-        works: Iterable[_Log | Collapsed],
+        works: Iterable[Work],
         receipts: Sequence[copy.HeldReceipt],
         batch: TableBatch,
         begins: bool,
+        continues: bool,
     ) -> Written:
-        """Write the files of one part after the other, each on top of those before it, then commit once."""
+        """Write the files of one part after the other, each on top of those before it, then commit once.
+
+        With `begins` the rows there are go; with `continues` copied rows continue their history.
+        """
         name = str(layout.table.table)
         at = now()
         written = Written()
         first, moves = True, False
         updates = self._updates_of(layout, before)
-        layout, evolution = _evolve(layout, None if begins else before)
+        try:
+            layout, evolution = _evolve(layout, None if begins else before)
+        except SchemaChangedError as error:
+            if continues:
+                error.fix = f"move {place.uri} away, which ends this history, then tailrace resync FILE {name}"
+            raise
         reading = evolution.reading
         key = [reading.name(column) for column in layout.table.key]
         known = before.files(key) if before is not None and not begins else []
         files = known
         for work in works:
-            if work.has_exact and not layout.exact:
-                layout, evolution = _evolve(replace(layout, exact=True), None if begins else before)
+            has_before = isinstance(work, _Log) and layout.mode == "changelog" and work.has_before
+            if (work.has_exact and not layout.exact) or (has_before and not layout.before):
+                wanted = replace(layout, exact=layout.exact or work.has_exact, before=layout.before or has_before)
+                layout, evolution = _evolve(wanted, None if begins else before)
             target = DeltaTarget(place, layout, evolution.schema, files, updates=updates)
             if first:
-                target.reading, target.staged = reading, _staged(receipts, evolution.schema, layout)
+                target.reading, copied = reading, _staged(receipts, evolution.schema, layout)
+                if continues and isinstance(work, VersionWork):
+                    work = replace(work, copied=copied)
+                else:
+                    target.staged = copied
             first = False
-            if isinstance(work, Collapsed):
+            if isinstance(work, VersionWork):
+                outcome = history.apply(target, work, at, batch.refetch)
+            elif isinstance(work, Collapsed):
                 outcome = upsert.apply(target, work, at, batch.refetch)
             else:
                 rows = (layout.rows_of(chunk, at) for chunk in work.chunks)
@@ -298,7 +334,7 @@ class DeltaDestination(DeltaOptions, Destination):
             return snapshot.last_batch(pipeline) if snapshot is not None else None
 
     def read_table(self, table: TableSchema) -> TableRows | None:
-        return None if self.keeps_history(table) else read_rows(self.place(table.table), table)
+        return None if self.mode_of(table) == "changelog" else read_rows(self.place(table.table), table)
 
     def maintain(self, table: TableName) -> str | None:
         """Merge small files, fold vectors and delete unneeded files if that is due; otherwise only look at the log."""
@@ -315,7 +351,7 @@ class DeltaDestination(DeltaOptions, Destination):
 
     def place(self, table: TableName) -> TablePath:
         """The location of a table, with everything needed to open it."""
-        return TablePath.of(self.path, table, self._store_options)
+        return place_of(self.path, table, self._store_options)
 
     @property
     def _store_options(self) -> dict[str, str]:
@@ -323,9 +359,11 @@ class DeltaDestination(DeltaOptions, Destination):
 
     def _layout(self, table: TableSchema, *, exact: bool = False) -> DeltaLayout:
         partition_by = tuple(self.partition_by.get(str(table.table), ()))
-        history = self.keeps_history(table)
-        kept = replace(table, key=()) if history else table
-        return DeltaLayout(kept, self.metadata, self.deletes == "soft", partition_by, exact, history)
+        mode = self.mode_of(table)
+        if mode == "history":
+            return DeltaLayout(version_table(table), False, False, partition_by, exact, mode)
+        kept = replace(table, key=()) if mode == "changelog" else table
+        return DeltaLayout(kept, self.metadata, self.deletes == "soft", partition_by, exact, mode)
 
 
 def _root(place: TablePath) -> Path | None:
@@ -364,21 +402,36 @@ def _evolve(layout: DeltaLayout, before: DeltaSnapshot | None) -> tuple[DeltaLay
         require_partition(layout)
         return layout, Evolution(layout.schema)
     require_partition(layout, before.partition_by)
-    _require_kind(before.schema, layout)
+    _require_mode(before.schema, layout)
     if EXACT in before.schema.names:
         layout = replace(layout, exact=True)
+    if any(name.startswith(BEFORE) for name in before.schema.names):
+        layout = replace(layout, before=True)
+    if layout.mode == "history":
+        layout = replace(layout, table=retaining(layout.table, before.schema))
     return layout, evolve(before.schema, layout)
 
 
-def _require_kind(found: pa.Schema, layout: DeltaLayout) -> None:
-    """Raises SchemaChangedError when the table holds current rows and a history is wanted, or the reverse."""
-    if layout.history == (UNCHANGED in found.names):
+_KINDS: Mapping[TableMode, str] = {
+    "current": "current rows",
+    "changelog": "a changelog",
+    "history": "the history of its rows",
+}
+
+
+def mode_in(found: pa.Schema) -> TableMode:
+    """What the rows of a Delta table with these columns are."""
+    return "history" if version.TO in found.names else "changelog" if UNCHANGED in found.names else "current"
+
+
+def _require_mode(found: pa.Schema, layout: DeltaLayout) -> None:
+    """Raises SchemaChangedError when the rows of the table are others than are wanted."""
+    if mode_in(found) == layout.mode:
         return
-    holds = "current rows, not their history" if layout.history else "the history of its rows, not the current ones"
     raise SchemaChangedError(
-        f"the Delta table holds {holds}",
+        f"the Delta table holds {_KINDS[mode_in(found)]}, and is to hold {_KINDS[layout.mode]}",
         table=str(layout.table.table),
-        fix=f"tailrace resync FILE {layout.table.table} replaces them; or set `history` as it was",
+        fix=f"tailrace resync FILE {layout.table.table} replaces them; or set `mode` or `history` as it was",
     )
 
 
@@ -392,8 +445,8 @@ def _staged(
     """The files of the receipts, each with its projection: it may have been written before a schema change."""
     found: list[tuple[DataFile, ColumnReading]] = []
     for receipt in receipts:
-        if layout.history:
-            _require_kind(_schema_of(receipt), layout)
+        if layout.mode != "current":
+            _require_mode(_schema_of(receipt), layout)
         reading = reading_of(_schema_of(receipt), schema, layout)
         key = [reading.name(column) for column in layout.table.key]
         for raw in receipt["files"]:
@@ -402,14 +455,14 @@ def _staged(
     return found
 
 
-def _given_away(works: list[_Log | Collapsed]) -> Iterator[_Log | Collapsed]:
+def _given_away(works: list[Work]) -> Iterator[Work]:
     while works:
         yield works.pop(0)
 
 
 @dataclass(frozen=True)
 class _Log:
-    """The changes of a table without a key, or with its history."""
+    """The changes of a table without a key, or of one that is kept as a changelog."""
 
     chunks: list[Changes]
 
@@ -420,3 +473,10 @@ class _Log:
     @property
     def has_exact(self) -> bool:
         return any_exact(self.chunks)
+
+    @property
+    def has_before(self) -> bool:
+        return any(chunk.batch.column("before").null_count < len(chunk) for chunk in self.chunks)
+
+
+Work = _Log | VersionWork | Collapsed

@@ -63,7 +63,7 @@ def _opened(place: TablePath, file: DataFile) -> Iterator[pq.ParquetFile]:
     with (
         _sound(place, file),
         pq.ParquetFile(
-            place.open(unquote(file.path)),
+            place.open(unquote(file.path), file.size),
             memory_map=place.is_local,
             pre_buffer=not place.is_local,
             coerce_int96_timestamp_unit="us",  # as Spark writes them; nanoseconds hold no year before 1677, after 2262

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from deltalake.exceptions import DeltaError
 from tailrace.destination.delta.column import delta_type
 from tailrace.destination.delta.data_file import DataFile
 from tailrace.destination.delta.store_error import log_error
-from tailrace.destination.delta.table_folder import LOG, OWN, VECTORS, FileStamp, TablePath
+from tailrace.destination.delta.table_folder import LOG, OWN, VECTORS, PathStamp, TablePath
 from tailrace.errors import TableError
 from tailrace.model.last_batch import LastBatch
 
@@ -159,7 +160,7 @@ class _Known:
     """A version, and how its log looked when it was read: unchanged, there is nothing newer."""
 
     snapshot: DeltaSnapshot
-    stamp: FileStamp | None
+    stamp: PathStamp | None
 
 
 _known: dict[str, _Known] = {}
@@ -169,12 +170,12 @@ _lock = threading.Lock()
 def _current(place: TablePath, table: str) -> DeltaSnapshot | None:
     with _lock:
         known = _known.get(place.uri)
-    stamp = place.stamp(*_stamped(place, known.snapshot.version)) if known is not None else None
+    stamp = _stamp(place, known.snapshot.version) if known is not None else None
     if known is not None and stamp is not None and known.stamp == stamp:
         if place.is_local:
             return replace(known.snapshot, table=table)
         found: DeltaSnapshot | None = _follow(replace(known.snapshot, table=table, place=place))
-        folder: FileStamp = ()
+        folder: PathStamp = ()
     else:
         # Before it is read: what is added meanwhile changes it.
         folder = (place.stamp(LOG) or ()) if place.is_local else ()
@@ -183,16 +184,20 @@ def _current(place: TablePath, table: str) -> DeltaSnapshot | None:
         if found is None:
             _known.pop(place.uri, None)
             return None
-        last = place.stamp(_entry_file(found.version))
-        _known[place.uri] = _Known(found, None if last is None else (*folder, *last))
+        if known is None or found.version != known.snapshot.version or known.stamp != stamp:
+            last = place.stamp(_entry_file(found.version))
+            stamp = None if last is None else (*folder, *last)
+        _known[place.uri] = _Known(found, stamp)
     return found
 
 
-def remember(snapshot: DeltaSnapshot) -> None:
-    """Keep a version that this process has just committed, durably."""
+def remember(snapshot: DeltaSnapshot, stamp: PathStamp | None) -> None:
+    """Keep a version that this process has just committed, durably. `stamp` is that of its entry, if it is known."""
     place = snapshot.place
+    if place.is_local or stamp is None:
+        stamp = _stamp(place, snapshot.version)
     with _lock:
-        _known[place.uri] = _Known(snapshot, place.stamp(*_stamped(place, snapshot.version)))
+        _known[place.uri] = _Known(snapshot, stamp)
     _synced[str(snapshot.metadata["id"])] = snapshot.version
 
 
@@ -203,7 +208,7 @@ def look_again(place: TablePath) -> None:
         if known is None or not place.is_local:
             return
         # Before the look: what is added meanwhile changes it.
-        stamp = place.stamp(*_stamped(place, known.snapshot.version))
+        stamp = _stamp(place, known.snapshot.version)
         if place.stamp(_entry_file(known.snapshot.version + 1)) is None:
             _known[place.uri] = _Known(known.snapshot, stamp)
 
@@ -214,10 +219,10 @@ def forget(place: TablePath) -> None:
         _known.pop(place.uri, None)
 
 
-def _stamped(place: TablePath, version: int) -> list[str]:
+def _stamp(place: TablePath, version: int) -> PathStamp | None:
     """What changes with the log: its last version, and on a disk its folder, too."""
-    last = _entry_file(version)
-    return [LOG, last] if place.is_local else [last]
+    parts = [place.stamp(name) for name in ([LOG] if place.is_local else []) + [_entry_file(version)]]
+    return None if None in parts else tuple(chain.from_iterable(filter(None, parts)))
 
 
 def _follow(snapshot: DeltaSnapshot) -> DeltaSnapshot:

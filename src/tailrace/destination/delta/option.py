@@ -12,6 +12,9 @@ from tailrace.option.value import Duration, Location, Off, Options, Secret, Size
 Updates = Literal["auto", "copy_on_write", "merge_on_read"]
 """What becomes of a file that holds a changed row: it is rewritten, or the row is marked in a deletion vector."""
 
+TableMode = Literal["current", "changelog", "history"]
+"""What the rows of a table are: those of upstream, its changes, or the versions of its rows."""
+
 
 class CompactOptions(Options):
     """When small files are merged into large ones, next to the batches."""
@@ -40,8 +43,13 @@ class DeltaOptions(TypedOptions):
     partition_by: dict[str, list[str]] = Field(
         default={}, description="columns to partition a table by: {public.orders: [day]}"
     )
+    mode: TableMode | dict[Pattern, TableMode] = Field(
+        default="current",
+        description="what tables keep: current rows, a changelog (a row for each change) or the history of each row"
+        " (versions with the time they held), for all tables or by pattern: {public.prices: history}",
+    )
     history: list[Pattern] = Field(
-        default=[], description="patterns of tables that keep a row for each change: [public.orders, audit.*]"
+        default=[], description="the earlier way to write `mode: {pattern: changelog}`: [public.orders, audit.*]"
     )
     updates: Updates | dict[Pattern, Updates] = Field(
         default="auto",

@@ -73,7 +73,7 @@ def _look_at_table(table: TableSchema, place: TablePath, layout: DeltaLayout, up
     problems += unkept_columns(table)
     if problem := problem_of(place):
         problems.append((problem, f"move {place.uri} away, or choose another path"))
-    history = "with its history " if layout.history else ""
+    history = {"current": "", "changelog": "as a changelog ", "history": "with its history "}[layout.mode]
     how = "" if problem else _how_replaced(place, layout, updates)
     return table_findings(table, problems, f"kept {history}at {place.uri}{how}")
 

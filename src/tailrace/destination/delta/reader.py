@@ -12,6 +12,7 @@ from pyarrow.dataset import ParquetReadOptions
 from tailrace.destination.delta.column import delta_type, to_delta
 from tailrace.destination.delta.store_error import reaching
 from tailrace.destination.delta.table_folder import TablePath
+from tailrace.destination.delta.version import IS_CURRENT
 from tailrace.destination.evolution import is_wider
 from tailrace.destination.metadata import DELETED_AT
 from tailrace.model.change import EXACT
@@ -22,7 +23,10 @@ _READ_ROWS = 50_000
 
 
 def read_rows(place: TablePath, table: TableSchema) -> TableRows:
-    """The rows of the newest version of the table that are not marked as deleted; none where there is no table."""
+    """The rows of the newest version of the table that are not marked as deleted; none where there is no table.
+
+    Of a table with a history, the current ones.
+    """
     options = dict(place.options) or None
     types = {column.name: delta_type(column.type) for column in table.columns}
     rows: RowBatches = iter(())
@@ -71,5 +75,8 @@ def _read(batches: RowBatches, columns: Mapping[str, pa.DataType]) -> RowBatches
             for name, kind in zip(names, types, strict=True)
         ]
         found = pa.RecordBatch.from_arrays(arrays, names)
-        is_marked = DELETED_AT in batch.schema.names
-        yield found.filter(pc.is_null(batch.column(DELETED_AT))) if is_marked else found
+        if DELETED_AT in batch.schema.names:
+            found = found.filter(pc.is_null(batch.column(DELETED_AT)))
+        elif IS_CURRENT in batch.schema.names:
+            found = found.filter(batch.column(IS_CURRENT))
+        yield found

@@ -74,14 +74,7 @@ def apply(target: DeltaTarget, collapsed: Collapsed, now: pa.TimestampScalar, re
 
     wanted = KeyProbe(_wanted_keys(collapsed, kinds))
     upserts = collapsed.rows.num_rows
-    home = np.full(len(wanted), -1, np.int64)
-    home_row = np.full(len(wanted), -1, np.int64)
-    if len(wanted):
-        concerned = [number for number, one in enumerate(candidates) if wanted.may_hold(one.file.low, one.file.high)]
-        found = _in_threads(lambda number: finder.find(candidates[number], wanted), concerned)
-        for number, (rows, which) in zip(concerned, found, strict=True):
-            candidates[number].kill(rows)
-            home[which], home_row[which] = number, rows
+    home, home_row = find_rows(finder, candidates, wanted, kill=True)
 
     marks = _is_marking(target, candidates, len(wanted))
     old, at = _old_values(target, collapsed, wanted, home, home_row, candidates, kinds)
@@ -112,6 +105,25 @@ def apply(target: DeltaTarget, collapsed: Collapsed, now: pa.TimestampScalar, re
         outcome.deletes = int((metadata.op == Op.DELETE).sum())
         outcome.upserts -= outcome.deletes
     return outcome
+
+
+def find_rows(
+    finder: Finder, candidates: Sequence[Candidate], wanted: KeyProbe, *, kill: bool = False
+) -> tuple[Indexes, Indexes]:
+    """For each wanted key the candidate that holds its row, and the row's number there; -1 where there is none.
+
+    With `kill` the rows that are found count as replaced.
+    """
+    home = np.full(len(wanted), -1, np.int64)
+    home_row = np.full(len(wanted), -1, np.int64)
+    if len(wanted):
+        concerned = [number for number, one in enumerate(candidates) if wanted.may_hold(one.file.low, one.file.high)]
+        found = _in_threads(lambda number: finder.find(candidates[number], wanted), concerned)
+        for number, (rows, which) in zip(concerned, found, strict=True):
+            if kill:
+                candidates[number].kill(rows)
+            home[which], home_row[which] = number, rows
+    return home, home_row
 
 
 def _bury_older_copies(finder: Finder, known: list[Candidate], copied: list[Candidate]) -> list[Candidate]:
@@ -148,22 +160,29 @@ def _old_values(
     has_exact = EXACT in target.schema.names
     columns = [*left_out_columns(collapsed), *([EXACT] if has_exact else [])]
     schema = pa.schema([target.schema.field(column) for column in columns])
-    at = np.full(len(collapsed.incomplete), -1, np.int64)
     if collapsed.unchanged is None or collapsed.truncated:
-        return schema.empty_table(), at
+        return schema.empty_table(), np.full(len(collapsed.incomplete), -1, np.int64)
     name = str(collapsed.table.table)
     sought = keys.comparable([to_delta(collapsed.lookup.column(c), k, c, name) for c, k in kinds.items()])
     where = keys.positions(sought, wanted.key)
     where[np.asarray(pc.is_null(collapsed.lookup.column(0)).to_numpy(zero_copy_only=False), bool)] = -1
     found = np.where(where >= 0, home[where], -1)
+    return read_found(target, candidates, found, home_row[where], schema)
+
+
+def read_found(
+    target: DeltaTarget, candidates: Sequence[Candidate], home: Indexes, home_row: Indexes, schema: pa.Schema
+) -> tuple[pa.Table, Indexes]:
+    """The rows that were found, with these columns, and for each wanted one its index among them, or -1."""
+    at = np.full(len(home), -1, np.int64)
     pieces: list[pa.Table] = [schema.empty_table()]
-    for number in np.unique(found[found >= 0]):
+    for number in np.unique(home[home >= 0]):
         entry = candidates[number]
-        rows = np.flatnonzero(found == number)
-        read = [old for column in columns if (old := entry.reading.name(column)) is not None]
+        rows = np.flatnonzero(home == number)
+        read = [old for column in schema.names if (old := entry.reading.name(column)) is not None]
         # Those that hold none of the rows are not read.
-        order = np.argsort(home_row[where[rows]])
-        wanted_rows = home_row[where[rows]][order]
+        order = np.argsort(home_row[rows])
+        wanted_rows = home_row[rows][order]
         at[rows[order]] = sum(map(len, pieces)) + np.arange(len(rows))
         kinds_here = partition_kinds(target, entry.file)
         picked = read_rows(target.place, entry.file, read, kinds_here, wanted_rows)

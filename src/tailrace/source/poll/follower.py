@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tailrace.errors import TableError, UnavailableError
 from tailrace.model.change import Position, end_of
+from tailrace.source.copy_share import CopyNeed, least_size, share_chunks
 from tailrace.source.follower import Follower, Limit, Offset, SchemaVersions, TableDirectives
 from tailrace.source.offset import apply_directives
 from tailrace.source.poll.connector import ConnectorSession, Polled, has_unknown_past
@@ -59,6 +60,7 @@ class PollFollower(Follower):
         self._settled_clock: SettledClock | None = None
         self._target: float | None = None
         self._cache: dict[str, PollCache] = {}
+        self._sizes: dict[str, int] = {}
         self._schedule = PollSchedule(
             source.folder / "schedule.json", source.options.interval, source.options.idle_interval
         )
@@ -102,44 +104,14 @@ class PollFollower(Follower):
         now = self._enrol(self._apply_directives(now, directives), directives.paused)
         # A table that is new here may have been stopped before its first batch.
         now = self._apply_directives(now, directives)
-        step = now.step + 1
-        changed: dict[str, PollTableOffset] = {}
-        view: SettledTime | None = None
-        budget = limit.rows
-        for each, entry in sorted(now.tables.items()):
-            request = directives.resync.get(each, 0)
-            recopies = entry.phase == "init" or request > entry.request
-            refused = entry.step == step
-            if (
-                refused
-                or each not in self._discovery.tables
-                or (each in directives.paused and request <= entry.request)
-                or budget <= 0
-                or (entry.phase == "stopped" and not recopies)
-            ):
-                continue
-            if not recopies and entry.phase == "ready" and not self._is_due(each):
-                continue
-            if not recopies and (reason := self._outgrown(each, entry)):
-                log.warning("%s is copied again: %s", self._discovery.tables[each].name, reason)
-                recopies = True
-            view = view or self._read_clock(now)
-            try:
-                entry = replace(entry, request=max(entry.request, request))
-                read = self._read(each, entry, view, step, budget, recopies=recopies)
-            except TableError as error:
-                # A copy that could not begin must still be made when the table continues.
-                stays = entry.recopy() if recopies else entry
-                read = stays.read(step, StepRead("refuse", reason=error.message, fix=error.fix or ""))
-            if read is not None:
-                changed[each] = read
-                assert read.reading is not None
-                budget -= max(read.reading.rows, 1)
+        due = self._select(now, directives)
+        view = self._read_clock(now) if due else None
+        changed = self._read(due, view, now.step + 1, limit) if view is not None else {}
         tables = {**now.tables, **changed}
         if tables == given.tables and not given.damaged:
             return start
         clock = (view.now, time.time_ns() // 1000) if view is not None else now.clock
-        return PollOffset(step, clock, tables).to_json()
+        return PollOffset(now.step + 1, clock, tables).to_json()
 
     def plan(self, start: Offset, end: Offset) -> list[Split]:
         self._discover()
@@ -257,15 +229,94 @@ class PollFollower(Follower):
 
     # -- what a step reads --------------------------------------------------------------------------------
 
+    def _select(self, now: PollOffset, directives: TableDirectives) -> dict[str, PollTableOffset]:
+        """The tables whose turn it is. Those that wait for a copy are in the phase `init`."""
+        due: dict[str, PollTableOffset] = {}
+        for each, entry in now.tables.items():
+            request = directives.resync.get(each, 0)
+            recopies = entry.phase == "init" or request > entry.request
+            if (
+                entry.step > now.step  # refused just now
+                or each not in self._discovery.tables
+                or (each in directives.paused and request <= entry.request)
+                or (entry.phase == "stopped" and not recopies)
+                or (entry.phase == "ready" and not recopies and not self._is_due(each))
+            ):
+                continue
+            if not recopies and (reason := self._outgrown(each, entry)):
+                log.warning("%s is copied again: %s", self._discovery.tables[each].name, reason)
+                recopies = True
+            due[each] = replace(entry.recopy() if recopies else entry, request=max(entry.request, request))
+        return due
+
     def _read(
-        self, each: str, entry: PollTableOffset, view: SettledTime, step: int, budget: int, *, recopies: bool
+        self, due: Mapping[str, PollTableOffset], view: SettledTime, step: int, limit: Limit
+    ) -> dict[str, PollTableOffset]:
+        """What the step reads of these tables. Tables that are polled share `limit.rows`, and tables that copy share
+        `limit.copied_rows`, so that neither wait for the others."""
+        changed: dict[str, PollTableOffset] = {}
+        budget = limit.rows
+        # The table that was read longest ago comes first, so that no table is left out again and again.
+        for each, entry in sorted(due.items(), key=lambda item: (item[1].step, item[0])):
+            if entry.phase in ("init", "copy") or budget <= 0:
+                continue
+            read = self._attempt(entry, step, lambda: self._poll(each, entry, view, step, budget))  # noqa: B023
+            if read is not None:
+                assert read.reading is not None
+                changed[each] = read
+                budget -= max(read.reading.rows, 1)
+        changed |= self._copy_some(due, view, step, limit.copied_rows)
+        for each, read in changed.items():
+            if read.reading is not None and read.reading.kind != "refuse":
+                self._note_schema(each, step)
+        return changed
+
+    def _copy_some(
+        self, due: Mapping[str, PollTableOffset], view: SettledTime, step: int, budget: int
+    ) -> dict[str, PollTableOffset]:
+        """Advance the tables that copy, and begin with the smallest of those that wait for it.
+
+        A huge one, whose chunks take long to find, does not begin in a step in which smaller ones do.
+        """
+        changed: dict[str, PollTableOffset] = {}
+        copying = {each: entry for each, entry in due.items() if entry.phase == "copy"}
+        waiting = {each: self._size(each) for each, entry in due.items() if entry.phase == "init"}
+        room = budget
+        for each, size in sorted(waiting.items(), key=lambda item: (item[1], item[0])):
+            if room < budget and size > room:
+                break
+            room -= size
+            begun = self._attempt(due[each], step, lambda: self._begin(each, due[each], step, view))  # noqa: B023
+            assert begun is not None
+            (copying if begun.phase == "copy" else changed)[each] = begun
+        chunk = self.source.options.chunk_rows
+        sizes = {each: chunk if one.chunks > 1 else min(self._size(each), chunk) for each, one in copying.items()}
+        needs = {each: CopyNeed(one.chunks - one.next, sizes[each]) for each, one in copying.items()}
+        taken = share_chunks(needs, budget)
+        for each, entry in copying.items():
+            # What begins reads something in the same step: the step is where its copy is recorded.
+            if take := max(taken[each], int(entry.copy == step)):
+                changed[each] = self._copy(entry, step, take, sizes[each])
+        return changed
+
+    def _size(self, each: str) -> int:
+        """About how many rows a table has, as they count in a step; a chunk where that is unknown."""
+        if each not in self._sizes:
+            chunk = self.source.options.chunk_rows
+            with suppress(TableError):
+                rows = self._connect().estimate(self._discovery.tables[each])
+                self._sizes[each] = max(rows, least_size(0, chunk)) if rows else chunk
+        return self._sizes.get(each, self.source.options.chunk_rows)
+
+    @staticmethod
+    def _attempt(
+        entry: PollTableOffset, step: int, read: Callable[[], PollTableOffset | None]
     ) -> PollTableOffset | None:
-        if recopies:
-            entry = self._begin(each, entry, step, view)
-        read = self._copy(entry, step, budget) if entry.phase == "copy" else self._poll(each, entry, view, step, budget)
-        if read is not None:
-            self._note_schema(each, step)
-        return read
+        """What a read finds to do. A table that cannot be read is refused, and stays as it is."""
+        try:
+            return read()
+        except TableError as error:
+            return entry.read(step, StepRead("refuse", reason=error.message, fix=error.fix or ""))
 
     def _begin(self, each: str, entry: PollTableOffset, step: int, view: SettledTime) -> PollTableOffset:
         """Begin a copy: its chunks, and the marks from which polls continue when it is done."""
@@ -294,11 +345,16 @@ class PollFollower(Follower):
             return START
         return view.settled_mark(scale, ())
 
-    def _copy(self, entry: PollTableOffset, step: int, budget: int) -> PollTableOffset:
-        take = min(entry.chunks - entry.next, max(1, budget // self.source.options.chunk_rows))
-        reading = StepRead("copy", entry.next, entry.next + take, rows=take * self.source.options.chunk_rows)
+    @staticmethod
+    def _copy(entry: PollTableOffset, step: int, take: int, size: int) -> PollTableOffset:
+        """The table after a step that copies so many chunks of about `size` rows."""
+        reading = StepRead("copy", entry.next, entry.next + take, rows=take * size)
         done = entry.next + take == entry.chunks
         return entry.read(step, reading, next=entry.next + take, phase="ready" if done else "copy")
+
+    def _copy_again(self, each: str, entry: PollTableOffset, view: SettledTime, step: int) -> PollTableOffset:
+        """Begin a new copy in place of a poll, with its first chunk."""
+        return self._copy(self._begin(each, entry, step, view), step, 1, self.source.options.chunk_rows)
 
     def _is_due(self, each: str) -> bool:
         return self._schedule.is_due(each, self._target) or self._is_diff_due(each)
@@ -328,7 +384,7 @@ class PollFollower(Follower):
                 one = probe.run(memory.floors[column], memory.heights.get(column, ()))
             except ForeignMarkError:
                 if self._rewinds:
-                    return self._copy(self._begin(each, entry, step, view), step, budget)
+                    return self._copy_again(each, entry, view, step)
                 return self._refuse(table, entry, step)
             if one is not None:
                 found[column] = one
@@ -366,9 +422,7 @@ class PollFollower(Follower):
         self._schedule.diffed(each)
         if KeySnapshot.of(str(self.source.folder), each).bases(entry.base) is None:
             log.warning("the key snapshot of %s is incomplete: copying it again", self._discovery.tables[each].name)
-            return self._copy(
-                self._begin(each, entry, step, self._read_clock(PollOffset())), step, self.source.options.chunk_rows
-            )
+            return self._copy_again(each, entry, self._read_clock(PollOffset()), step)
         rows = self._connect().estimate(self._discovery.tables[each])
         reading = StepRead("diff", since=entry.base, window=entry.window, rows=rows)
         return entry.read(step, reading, base=step, window=step, bounds=())

@@ -72,6 +72,7 @@ class Planner:
                     task=task,
                     stretch=Stretch(places[number] or START, places[number + 1]),
                     base=entry.base,
+                    size=reading.rows if not entry.bounds else None,
                 )
         elif reading.kind == "poll":
             yield PollSplit(**log, task=task, reading=reading)
