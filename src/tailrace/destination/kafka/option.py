@@ -122,3 +122,6 @@ class KafkaOptions(TypedOptions):
     settings: Annotated[dict[str, Secret], AfterValidator(_settings)] = Field(
         default={}, description="more settings of librdkafka"
     )
+
+    def needed_extra(self) -> str | None:
+        return "kafka"

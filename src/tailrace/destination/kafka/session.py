@@ -31,7 +31,7 @@ from tailrace.destination.kafka.client import (
 from tailrace.destination.kafka.option import KafkaOptions
 from tailrace.destination.kafka.progress import KafkaProgress, ProgressRecord, read_progress
 from tailrace.destination.kafka.record import RecordHeaders, RecordKey, RecordValue
-from tailrace.errors import TableError, UnavailableError
+from tailrace.errors import OwnedError, TableError, UnavailableError
 from tailrace.model.schema import TableName, TableSchema
 from tailrace.system import failpoint
 
@@ -101,11 +101,22 @@ class KafkaSession:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit all that is sent within the block, or nothing. After an error the session is closed."""
+        began = time.monotonic()
         try:
-            self._producer.begin_transaction()
-            yield
-            failpoint.reach("kafka.before_commit")
-            self._commit()
+            with reaching(self.options, None):
+                self._producer.begin_transaction()
+                yield
+                failpoint.reach("kafka.before_commit")
+                self._commit()
+        except OwnedError as error:
+            self.close()
+            if time.monotonic() - began < self.options.transaction_timeout:
+                raise
+            # The brokers fence a producer whose transaction they have ended.
+            raise UnavailableError(
+                f"the brokers ended a transaction that took longer than {self.options.transaction_timeout:g} seconds",
+                fix="raise destination.transaction_timeout, or lower batch.max_bytes",
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -251,7 +262,8 @@ def session_of(options: KafkaOptions, batch: Batch | None, table: TableName) -> 
             and batch is not None
             and session.options == options
             and session.pid == os.getpid()
-            and session.batch in (None, batch)
+            # Each attempt at a batch has an object of its own, and a producer.
+            and (session.batch is None or session.batch is batch)
         )
         if session is None or not fits:
             if session is not None and session.pid == os.getpid():
