@@ -7,7 +7,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
-from tailrace.destination.kafka.name import legal
 from tailrace.option.value import Duration, FilePath, OptionContext, Options, Secret, Size, TypedOptions
 
 _FIELDS = {"pipeline", "schema", "table"}
@@ -23,12 +22,12 @@ def _pattern(text: str, info: ValidationInfo) -> str:
         raise ValueError("can only refer to {pipeline}, {schema} and {table}")
     if not text.strip():
         raise ValueError("must not be empty")
-    return text.replace("{pipeline}", legal(OptionContext.of(info).name)) if "{pipeline}" in text else text
+    return text.replace("{pipeline}", OptionContext.of(info).name) if "{pipeline}" in text else text
 
 
 def _named(before: str) -> BeforeValidator:
     def default(value: object, info: ValidationInfo) -> object:
-        return before + legal(OptionContext.of(info).name) if value is None else value
+        return before + OptionContext.of(info).name if value is None else value
 
     return BeforeValidator(default, json_schema_input_type=str)
 
