@@ -101,7 +101,7 @@ class Member(Pipeline):
         # A destination whose tasks hang must leave the others theirs.
         conf = {"spark.scheduler.mode": "FAIR", **spark.conf}
         with self._shared.lock:
-            session = build_session(self.config.place.name, master, conf)
+            session = build_session(self.config.place.name, master, conf, self._modules)
         session.sparkContext.setLocalProperty("spark.scheduler.pool", self.config.name)
         return session
 

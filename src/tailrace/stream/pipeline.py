@@ -270,7 +270,11 @@ class Pipeline:
             self.source.require_received(status.received)
 
     def _open_session(self) -> SparkSession:
-        return build_session(self.config.name, self.config.spark.master, self.config.spark.conf)
+        return build_session(self.config.name, self.config.spark.master, self.config.spark.conf, self._modules)
+
+    @property
+    def _modules(self) -> list[str]:
+        return [type(part).__module__ for part in (self.source, self.destination)]
 
     def _cores_of(self, session: SparkSession) -> int:
         """The cores that are registered now, as far as they are this pipeline's."""
@@ -434,9 +438,11 @@ class Pipeline:
     def _watch(self, query: StreamingQuery, run: PipelineRun) -> None:
         """Wait until the query ends by itself, fails, or is drained."""
         shown = 0.0
-        while query.isActive and not self._draining.wait(0.05):
+        # Each look is a call into the JVM. A run with `once` ends with its query, for which someone waits.
+        pause = CHECK_SECONDS if run.once else STATUS_SECONDS
+        while query.isActive and not self._draining.wait(pause):
             run.listener.raise_failure()
-            if time.monotonic() - shown > STATUS_SECONDS:
+            if time.monotonic() - shown >= STATUS_SECONDS:
                 self._note_cores(run.session)
                 run.poll()
                 shown = time.monotonic()
