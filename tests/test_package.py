@@ -39,6 +39,12 @@ COMMANDS = [
         FILE.format(source="{type: poll, dsn: 'duckdb:///shop.duckdb'}", destination=DELTA),
     ),
     (
+        "iceberg",
+        "pyiceberg",
+        "check shop.yaml",
+        FILE.format(source=SQLITE, destination="{type: iceberg, warehouse: ./ice}"),
+    ),
+    (
         "rqlite",
         "uvicorn",
         "receive shop.yaml",

@@ -110,6 +110,10 @@ DESTINATIONS = Registry(
             "tailrace.destination.duckdb.option:DuckDbOptions",
             "tailrace.destination.duckdb.destination:DuckDbDestination",
         ),
+        "iceberg": BuiltIn(
+            "tailrace.destination.iceberg.option:IcebergOptions",
+            "tailrace.destination.iceberg.destination:IcebergDestination",
+        ),
         "postgres": BuiltIn(
             "tailrace.destination.postgres.option:PostgresDestinationOptions",
             "tailrace.destination.postgres.destination:PostgresDestination",
