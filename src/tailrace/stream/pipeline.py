@@ -25,7 +25,7 @@ from tailrace.destination import Batch, Committer, Destination, EventDestination
 from tailrace.errors import ConfigError, Finding, TailraceError, UnavailableError, problems, require, require_some
 from tailrace.model.last_batch import LastBatch
 from tailrace.source.follower import Limit, Offset
-from tailrace.source.source import PIPELINE, Source, SourceContext, forget_former
+from tailrace.source.source import PIPELINE, Source, SourceContext
 from tailrace.state import RunnerLock, StateStore, StoreAddress
 from tailrace.state.applied import WHOLE
 from tailrace.state.status import PipelineStatus
@@ -35,6 +35,7 @@ from tailrace.stream.commit_listener import CommitListener
 from tailrace.stream.data_source import Feed, bound, drain_file, lanes_for, note_cores
 from tailrace.stream.destination_check import DestinationCheck
 from tailrace.stream.executor_check import ExecutorGate, kept_gate, require_executors
+from tailrace.stream.former import forget_former
 from tailrace.stream.inspection import Inspection
 from tailrace.stream.micro_batch import Applier, KnownTables
 from tailrace.stream.progress import EVENT_SECONDS, ProgressRecorder
@@ -262,7 +263,7 @@ class Pipeline:
         self.source.prepare(self._draining.is_set)
         reach("pipeline.prepared")
         self._require_received(store)
-        forget_former(self.source, {PIPELINE})
+        forget_former(self.source, self.store, {PIPELINE})
         stack.enter_context(self.source.receive())
 
     def _require_received(self, store: StateStore) -> None:
