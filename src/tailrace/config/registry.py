@@ -114,6 +114,9 @@ DESTINATIONS = Registry(
             "tailrace.destination.iceberg.option:IcebergOptions",
             "tailrace.destination.iceberg.destination:IcebergDestination",
         ),
+        "kafka": BuiltIn(
+            "tailrace.destination.kafka.option:KafkaOptions", "tailrace.destination.kafka.destination:KafkaDestination"
+        ),
         "postgres": BuiltIn(
             "tailrace.destination.postgres.option:PostgresDestinationOptions",
             "tailrace.destination.postgres.destination:PostgresDestination",
