@@ -10,6 +10,7 @@ import typer
 from tailrace.cli.error import CommandGroup, Debug, Json, PipelineFile, print_json
 from tailrace.cli.text import say
 from tailrace.errors import ConfigError, name_file
+from tailrace.model.quantity_text import format_count
 
 if TYPE_CHECKING:
     from tailrace.state.record import DeadLetter
@@ -45,7 +46,8 @@ def list_dead_letters(
         print_json({"errors": [_values(letter, file) for letter in letters]})
         return
     for letter in letters:
-        say(f"{letter.id}  {letter.table}  at {letter.position}  {letter.status}, tried {letter.tries} times")
+        tried = format_count(letter.tries, "time")
+        say(f"{letter.id}  {letter.table}  at {letter.position}  {letter.status}, tried {tried}")
         say(f"    {letter.reason}")
     if not letters:
         say("no change waits")
