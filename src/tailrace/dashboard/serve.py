@@ -159,6 +159,6 @@ def open_dashboard(
                 f"{names[one.name]} and {one.file} describe two pipelines of the name {one.name}",
                 fix="give each a `name` of its own, or serve them from two addresses",
             )
-        names[one.name] = one.file
+        names[one.name] = one.file.file
     with listening(options.address, _CONNECTIONS, option="--listen") as listener:
         yield Dashboard(pipelines, options, metrics, listener)
