@@ -91,6 +91,7 @@ SOURCES = Registry(
         "sqlite": BuiltIn(
             "tailrace.source.sqlite.option:SqliteSourceOptions", "tailrace.source.sqlite.source:SqliteSource"
         ),
+        "tape": BuiltIn("tailrace.source.tape.option:TapeOptions", "tailrace.source.tape.source:TapeSource"),
         "turso": BuiltIn("tailrace.source.sqlite.option:TursoOptions", "tailrace.source.sqlite.source:SqliteSource"),
     },
 )
@@ -109,6 +110,10 @@ DESTINATIONS = Registry(
         "duckdb": BuiltIn(
             "tailrace.destination.duckdb.option:DuckDbOptions",
             "tailrace.destination.duckdb.destination:DuckDbDestination",
+        ),
+        "parquet": BuiltIn(
+            "tailrace.destination.parquet.option:ParquetOptions",
+            "tailrace.destination.parquet.destination:ParquetDestination",
         ),
         "postgres": BuiltIn(
             "tailrace.destination.postgres.option:PostgresDestinationOptions",
