@@ -54,8 +54,8 @@ $ curl --silent --json '{}' http://127.0.0.1:8470/api/v1/pipelines/shop/tables/p
   read at most once a second, however many ask.
 - `tables?since=VERSION` gives the rows that changed after a `version` given before. `complete` says whether the answer
   has all rows: then it replaces what was there.
-- A body is JSON, with `Content-Type: application/json`, `{}` where nothing has to be said. Everything else is refused,
-  and so is a request that a page of another site makes.
+- A body is JSON, with `Content-Type: application/json`, `{}` where nothing has to be said. Everything else is refused:
+  a key that is not known, a number of no dead letter that waits, a request that a page of another site makes.
 - Names in a path are percent-encoded: a slash in the name of a table is `%2F`.
 - An action leaves a request for the runner, as [the command](commands.md) of its name does, and answers 202 with its
   number: `requests/{request}` says what became of it. Where there is nothing to do it answers 200, and `request` is

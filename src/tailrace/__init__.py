@@ -1,6 +1,7 @@
 """tailrace: change data capture from a database into a lake, on Spark.
 
-Most programs need only `Pipeline`. The public names are imported on first use, because `Pipeline` imports Spark.
+Most programs need only `Pipeline`, or `FanOut` for several destinations. The public names are imported on first use,
+because those two import Spark.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from tailrace.model.change import Changes, Op, Position
     from tailrace.model.schema import Column, TableName, TableSchema
     from tailrace.source.source import Source
+    from tailrace.stream.fan_out import FanOut
     from tailrace.stream.pipeline import Pipeline
     from tailrace.sync.session import sync
 
@@ -24,6 +26,7 @@ __all__ = [
     "Changes",
     "Column",
     "Destination",
+    "FanOut",
     "Op",
     "Pipeline",
     "Position",
@@ -38,6 +41,7 @@ _HOMES = {
     "Changes": "tailrace.model.change",
     "Column": "tailrace.model.schema",
     "Destination": "tailrace.destination",
+    "FanOut": "tailrace.stream.fan_out",
     "Op": "tailrace.model.change",
     "Pipeline": "tailrace.stream.pipeline",
     "Position": "tailrace.model.change",

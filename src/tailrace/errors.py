@@ -242,11 +242,41 @@ _COMMAND = re.compile(r"(\btailrace (?!sqlite |tape )[a-z]+(?: [a-z]+)? )FILE\b"
 """A command in a message or fix; those of `tailrace sqlite` and `tailrace tape` take another kind of file."""
 
 
-def name_file(text: str | None, file: Path | None) -> str | None:
+_OF_ALL = re.compile(r"tailrace (run|prepare|receive|doctor|alert|dashboard)\b")
+"""Commands for all destinations of a file together."""
+
+
+@dataclass(frozen=True)
+class PipelinePlace:
+    """How commands name a pipeline: by its file and, where the file has several destinations, by one of them."""
+
+    file: Path
+    destination: str | None = None
+
+    @classmethod
+    def of(cls, file: Path, pipeline: str) -> PipelinePlace:
+        """That of a pipeline by its name, in which a dot comes before the destination."""
+        return cls(file, pipeline.partition(".")[2] or None)
+
+    def __str__(self) -> str:
+        return str(self.file)
+
+    def words(self, command: str) -> str:
+        """The arguments of a command."""
+        quoted = shlex.quote(str(self.file))
+        return (
+            quoted
+            if self.destination is None or _OF_ALL.match(command)
+            else f"{quoted} --destination {self.destination}"
+        )
+
+
+def name_file(text: str | None, file: Path | PipelinePlace | None) -> str | None:
     """The text with the pipeline's file in its commands, ready to be run, instead of the word FILE."""
     if text is None or file is None:
         return text
-    return _COMMAND.sub(lambda found: found[1] + shlex.quote(str(file)), text)
+    place = PipelinePlace(file) if isinstance(file, Path) else file
+    return _COMMAND.sub(lambda found: found[1] + place.words(found[1]), text)
 
 
 def suggest(word: str, known: list[str]) -> str:

@@ -383,9 +383,10 @@ def test_the_json_schema_takes_a_reference_where_a_number_or_a_truth_value_is() 
 
 def test_the_json_schema_knows_every_key() -> None:
     schema = json_schema()
-    keys = {"name", "source", "tables", "destination", "state", "store", "batch", "spark", "alerts"}
+    keys = {"name", "source", "tables", "destination", "destinations", "state", "store", "batch", "spark", "alerts"}
     assert set(schema["properties"]) == keys
-    assert schema["required"] == ["name", "source", "destination"]
+    assert schema["required"] == ["name", "source"]
+    assert schema["oneOf"] == [{"required": ["destination"]}, {"required": ["destinations"]}]
     assert {"dsn", "publication", "copy"} <= set(schema["$defs"]["PostgresOptions"]["properties"])
     assert schema["$defs"]["PostgresOptions"]["additionalProperties"] is False
 

@@ -382,6 +382,10 @@ def test_what_would_do_nothing_is_said_so_and_asks_for_nothing(client: Client, s
         ("retry", PAYMENTS, {"letter": 1}, 400),
         ("skip", PAYMENTS, {"letter": "1"}, 400),
         ("skip", PAYMENTS, {"letter": True}, 400),
+        ("skip", PAYMENTS, {"letter": 77}, 409),
+        ("skip", PAYMENTS, {"letter": 10**30}, 409),
+        ("skip", PAYMENTS, {"letters": 1}, 400),
+        ("pause", ORDERS, {"table": EVENTS}, 400),
         ("retry", PAYMENTS, [], 400),
     ],
 )

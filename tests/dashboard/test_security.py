@@ -170,6 +170,22 @@ def test_a_request_of_another_sites_page_is_refused(client: Client, store: State
 
 
 @pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("Origin", "http://evil.example", "http://127.0.0.1:{port}"),
+        ("Sec-Fetch-Site", "cross-site", "same-origin"),
+        ("Content-Type", "text/plain", "application/json"),
+    ],
+)
+def test_a_header_that_comes_twice_does_not_hide_the_first(
+    client: Client, store: StateStore, name: str, first: str, second: str
+) -> None:
+    headers = {"Content-Type": "application/json", name: first, name.lower(): second.format(port=client.port)}
+    assert client.send("POST", ACT, b"{}", headers).status == 403
+    assert store.open_requests() == []
+
+
+@pytest.mark.parametrize(
     "headers",
     [{}, {"Origin": "http://127.0.0.1:{port}"}, {"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}],
 )
@@ -251,6 +267,13 @@ def test_a_browser_exchanges_the_token_for_a_cookie_that_is_not_the_token(locked
     assert post(locked, headers={"Cookie": session}).status == 202
     # A page of another site would have it sent along, were it not for SameSite: it is refused all the same.
     assert post(locked, headers={"Cookie": session, "Origin": "http://evil.example"}).status == 403
+
+
+@pytest.mark.parametrize("token", ['"\\ud800"', '"\\u0000"', '""', "1", "null", '["x"]'])
+def test_a_token_that_is_none_is_refused_as_such(locked: Client, token: str) -> None:
+    body = f'{{"token": {token}}}'.encode()
+    reply = locked.send("POST", "/login", body, {"Content-Type": "application/json"})
+    assert (reply.status, reply.error["code"]) == (401, "refused")
 
 
 def test_behind_tls_the_cookie_is_only_sent_there(locked: Client) -> None:
@@ -415,17 +438,19 @@ def test_no_answer_holds_a_password_a_token_or_a_row_value(locked: Client, file:
 
 
 def test_an_unexpected_error_does_not_tell_its_text(
-    file: Path, store: StateStore, monkeypatch: pytest.MonkeyPatch
+    file: Path, store: StateStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*arguments: object) -> None:
         raise RuntimeError(PASSWORD)
 
     monkeypatch.setattr("tailrace.dashboard.pipeline.Health.of", fail)
-    with serving([file]) as client:
+    with caplog.at_level("DEBUG"), serving([file]) as client:
         reply = client.get(API)
         assert (reply.status, reply.error["code"]) == (500, "unexpected")
         assert PASSWORD.encode() not in reply.body
         assert client.get("/healthz").status == 200
+    assert PASSWORD not in caplog.text
+    assert "RuntimeError in " in caplog.text
 
 
 # TLS.

@@ -50,6 +50,7 @@ class PlainSource(Source):
     released: list[Offset] = field(default_factory=list)
     passed: list[tuple[str, str]] = field(default_factory=list)
     gears: list[str] = field(default_factory=lambda: ["streaming"])
+    slowest: list[str] = field(default_factory=list)
 
     def tables(self) -> list[TableSchema]:
         return []
@@ -59,6 +60,9 @@ class PlainSource(Source):
 
     def read(self, split: Split) -> Iterator[Changes]:
         return iter(())
+
+    def slowest_reader(self) -> str | None:
+        return self.slowest[-1] if self.slowest else None
 
     def release(self, upto: Offset) -> None:
         self.released.append(upto)
@@ -573,6 +577,24 @@ def test_what_the_source_leaves_out_is_logged_once_and_kept(scene: Scene, caplog
         "publication: lacks public.c. Fix: ALTER PUBLICATION …;"
     ]
     assert scene.recorder.status().notices == (notice,)
+
+
+def test_a_full_journal_names_the_destination_that_it_waits_for(scene: Scene) -> None:
+    scene.place("1", "copy", 20, chunks_done=1, chunks_total=9, copy=1)
+    scene.batch()
+    scene.source.gears.append("full")
+    scene.source.slowest.append("pipeline search")
+    scene.recorder.note_source()
+    assert scene.recorder.waits_for_another()
+    source = scene.recorder.status().source
+    assert source is not None
+    assert "for the destination search" in (source.error or "")
+    scene.source.slowest.append("pipeline")
+    scene.recorder.note_source()
+    assert not scene.recorder.waits_for_another()
+    source = scene.recorder.status().source
+    assert source is not None
+    assert "the copy of" in (source.error or "")
 
 
 def test_a_full_journal_names_the_table_whose_copy_needs_it_and_the_key_to_raise(scene: Scene) -> None:

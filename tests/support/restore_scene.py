@@ -104,7 +104,7 @@ class RestoreScene(ABC):
         ask(load(self.file), "resync", table, as_json=True)
 
     def reset(self) -> None:
-        reset_pipeline(load(self.file), as_json=True)
+        reset_pipeline([load(self.file)], whole=True, as_json=True)
 
     def differing(self) -> list[str]:
         """The tables that are not the same at both ends."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tailrace.config.pipeline import load
+from tailrace.config.pipeline import load_all
 from tailrace.errors import TailraceError
 from tailrace.state import TableState
 from tailrace.state.status import PipelineStatus
@@ -43,7 +43,7 @@ class RunningPipeline:
         self.file = file
         self.log_file = file.with_suffix(".log")
         self.marks = file.with_suffix(".failpoints")
-        self._store = load(file, connects=False).store_address
+        self._stores = {config.member: config.store_address for config in load_all(file, connects=False)}
         self._arguments = ["run", str(file), *options, *(["--once"] if once else [])]
         self._environment = {**os.environ, **environment}
         if failpoints:
@@ -81,12 +81,17 @@ class RunningPipeline:
         _end(below, self.pid)
         return code
 
-    def wait_until(self, condition: Condition, seconds: float = PATIENCE_SECONDS) -> PipelineStatus:
-        """The first status that meets the condition. AssertionError when the process ends or the time is over."""
+    def wait_until(
+        self, condition: Condition, seconds: float = PATIENCE_SECONDS, destination: str | None = None
+    ) -> PipelineStatus:
+        """The first status that meets the condition, of several destinations that of the one named.
+
+        AssertionError when the process ends or the time is over.
+        """
         assert self._process is not None
         deadline = time.monotonic() + seconds
         while True:
-            status = self.status()
+            status = self.status(destination)
             # A status that an earlier run left does not count.
             ours = status is not None and status.runner is not None and status.runner.pid == self.pid
             if status is not None and ours and condition(status):
@@ -97,10 +102,10 @@ class RunningPipeline:
                 raise AssertionError(f"not so after {seconds:.0f} s: {status}\nit said last:\n{self.log_tail()}")
             time.sleep(_POLL_SECONDS)
 
-    def status(self) -> PipelineStatus | None:
+    def status(self, destination: str | None = None) -> PipelineStatus | None:
         """What the state store holds now; None before there is one."""
         try:
-            with self._store.open_reading() as store:
+            with self._stores[destination].open_reading() as store:
                 return PipelineStatus.read(store)
         except TailraceError:
             return None

@@ -12,7 +12,7 @@ from typing import Any, Self
 import psycopg
 import yaml
 
-from tailrace.config.pipeline import load
+from tailrace.config.pipeline import load_all
 from tailrace.config.registry import open_source
 from tailrace.demo.compare import Difference, compare
 from tailrace.destination.delta.place import place_of
@@ -119,7 +119,7 @@ class Scenario:
 
     def tables(self) -> list[TableSchema]:
         """The tables the pipeline follows, as the source has them now."""
-        return open_source(load(self.file)).tables()
+        return open_source(load_all(self.file)[0]).tables()
 
     def differences(self, *, without: Collection[str] = ()) -> list[Difference]:
         """Where lake and source differ now, but for the tables `without`; no one may write to either."""

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -73,12 +73,16 @@ class Worker:
 
 @dataclass
 class SparkCluster:
-    """`url` is the master's. Workers see `hidden` empty, if the machine `hides` it, and `shared` as it is."""
+    """`url` is the master's. Workers see `hidden` empty, if the machine `hides` it, and `shared` as it is.
+
+    `start_worker` adds one, which is hidden from the driver's disk or not.
+    """
 
     url: str
     hidden: Path
     shared: Path
     hides: bool
+    start_worker: Callable[[bool], Worker]
     workers: list[Worker] = field(default_factory=list)
 
     def ran_everywhere(self) -> bool:
@@ -86,13 +90,12 @@ class SparkCluster:
 
 
 @contextmanager
-def standalone_cluster(folder: Path) -> Iterator[SparkCluster]:
-    """A running cluster. What the driver keeps in `folder/driver` is hidden from its workers."""
+def standalone_cluster(folder: Path, *, hiding: Sequence[bool] = (True, True)) -> Iterator[SparkCluster]:
+    """A running cluster with a worker for each of `hiding`: is `folder/driver`, the driver's disk, hidden from it?"""
     home, port = Path(pyspark.__file__).parent, free_port()
     hidden, shared, logs = (folder / name for name in ("driver", "shared", "cluster"))
     for made in (hidden, shared, logs):
         made.mkdir(parents=True)
-    cluster = SparkCluster(f"spark://127.0.0.1:{port}", hidden, shared, namespace() is not None)
     environment = {
         **{key: value for key, value in os.environ.items() if key != "SPARK_MASTER_HOST"},
         "SPARK_HOME": str(home),
@@ -115,13 +118,22 @@ def standalone_cluster(folder: Path) -> Iterator[SparkCluster]:
         spark_class = str(home / "bin" / "spark-class")
         start([spark_class, _MASTER, "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"])
         wait_until(lambda: _is_listening(port))
-        for number in (1, 2):
+
+        def start_worker(is_hiding: bool) -> Worker:
+            number = len(cluster.workers) + 1
             work = logs / f"worker-{number}"
             arguments = ["--host", "127.0.0.1", "--cores", "1", "--memory", "600m", "--webui-port", "0"]
             command = [spark_class, _WORKER, *arguments, "--work-dir", str(work), cluster.url]
-            process = start(_hiding(cluster, command) if cluster.hides else command)
+            process = start(_hiding(cluster, command) if cluster.hides and is_hiding else command)
             cluster.workers.append(Worker(process, work))
-        wait_until(lambda: said.read_text().count("Successfully registered with master") >= 2)
+            wait_until(lambda: said.read_text().count("Successfully registered with master") >= number)
+            return cluster.workers[-1]
+
+        cluster = SparkCluster(
+            f"spark://127.0.0.1:{port}", hidden, shared, namespace() is not None, start_worker=start_worker
+        )
+        for each in hiding:
+            start_worker(each)
         yield cluster
 
 

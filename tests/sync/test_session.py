@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 import turso.sync
 
 import tailrace
-from tailrace.errors import ConfigError, PreflightError, SchemaChangedError, TableError
+from tailrace.errors import ConfigError, PreflightError, SchemaChangedError, TableError, UnavailableError
 from tailrace.sync.served_file import ServedFile
 from tailrace.sync.session import SyncResult
 from tests.sync.conftest import ServerProcess
@@ -242,6 +245,41 @@ def test_a_file_that_cannot_be_synced_is_refused_by_server_and_client_with_its_r
         with pytest.raises(PreflightError, match=match) as raised:
             refused()
         assert raised.value.fix
+    assert not (tmp_path / "local.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("made", "error", "match"),
+    [
+        ("mvcc", ConfigError, "MVCC"),
+        ("other bytes", ConfigError, "not an SQLite database"),
+        ("in use", UnavailableError, "locked"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_by_server_and_client(
+    tmp_path: Path, made: str, error: type[Exception], match: str
+) -> None:
+    path = tmp_path / "remote.db"
+    with ExitStack() as stack:
+        if made == "mvcc":
+            script = (
+                "import sys, turso; turso.connect(sys.argv[1]).execute(\"PRAGMA journal_mode = 'mvcc'\").fetchall()"
+            )
+            subprocess.run([sys.executable, "-c", script, str(path)], check=True)
+        elif made == "other bytes":
+            path.write_bytes(b"some other bytes" * 100)
+        else:
+            run(path, TABLE)
+            other = stack.enter_context(closing(apsw.Connection(str(path))))
+            other.execute("BEGIN EXCLUSIVE")
+        refusals: list[Callable[[], object]] = [
+            lambda: ServedFile(path, seconds=0.1).close(),
+            lambda: tailrace.sync(tmp_path / "local.db", path),
+        ]
+        for refused in refusals[: 1 if made == "in use" else 2]:
+            with pytest.raises(error, match=match) as raised:
+                refused()
+            assert getattr(raised.value, "fix", None)
     assert not (tmp_path / "local.db").exists()
 
 

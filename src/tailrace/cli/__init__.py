@@ -13,6 +13,7 @@ import typer
 
 from tailrace.cli import alert, dead_letter, queue, slatedb, sqlite, tape
 from tailrace.cli.dashboard import HostNames, dashboard
+from tailrace.cli.destination import DestinationName, place_of, show_each
 from tailrace.cli.doctor import doctor
 from tailrace.cli.error import EXIT_CODES, RUN, Commands, Debug, Json, PipelineFile, print_json
 from tailrace.cli.init import init
@@ -102,9 +103,9 @@ def run(
     from tailrace.cli.dashboard import serving_dashboard
     from tailrace.cli.look import looking
     from tailrace.cli.run import run_pipeline
-    from tailrace.config.pipeline import load
+    from tailrace.config.pipeline import load_all
 
-    config = load(file)
+    configs = load_all(file)
     if to not in (None, "console"):
         raise ConfigError("--to can only be console", fix="set `destination` in the file to write elsewhere")
     if to and (once or dashboard):
@@ -114,41 +115,51 @@ def run(
         )
     if not dashboard and (listen or token_env or host):
         raise ConfigError("--listen, --token-env and --host are options of the dashboard", fix="add --dashboard")
-    context.meta[RUN] = config.name
+    context.meta[RUN] = configs[0].source_context.name
     with (
-        looking(config) if to else nullcontext(config) as followed,
+        looking(configs[0]) if to else nullcontext() as look,
         serving_dashboard(file, listen, token_env, host or []) if dashboard else nullcontext(),
     ):
-        run_pipeline(followed, file, once=once, plain=plain, as_json=as_json)
+        run_pipeline([look] if look else configs, file, once=once, plain=plain, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace check shop.yaml")
-def check(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> None:
+def check(file: PipelineFile, destination: DestinationName = None, as_json: Json = False, debug: Debug = False) -> None:
     """Check that source and destination are ready. Exits with 3 if something is missing.
 
     Changes nothing upstream, at the destination or in the state.
     """
-    from tailrace.cli.inspect import check_pipeline, print_findings
-    from tailrace.config.pipeline import load
+    from tailrace.cli.inspect import check_pipeline, show_findings
+    from tailrace.config.pipeline import load_all
+    from tailrace.config.registry import require_apart
 
-    findings = check_pipeline(load(file))
-    print_findings(findings, file, as_json=as_json)
-    if any(finding.level == "error" for finding in findings):
+    configs = load_all(file, destination=destination)
+    require_apart(configs)
+    found = show_each(
+        configs,
+        lambda config: show_findings(check_pipeline(config), place_of(file, config), as_json=as_json),
+        as_json=as_json,
+        summary=lambda values: {"ok": all(each["ok"] for each in values)},
+    )
+    if not all(each["ok"] for each in found):
         raise typer.Exit(3)
 
 
 @app.command(epilog="Example: tailrace status shop.yaml --json")
-def status(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> None:
+def status(
+    file: PipelineFile, destination: DestinationName = None, as_json: Json = False, debug: Debug = False
+) -> None:
     """Show each table's state, rows, lag, and last error with its fix. Also works while the pipeline runs.
 
     Reads only the pipeline's state: does not connect to source or destination, and needs none of their passwords.
     """
-    from tailrace.cli.inspect import print_status
-    from tailrace.config.pipeline import load
-    from tailrace.state.status import PipelineStatus
+    from tailrace.cli.inspect import show_status
+    from tailrace.config.pipeline import load_all
 
-    with load(file, connects=False).store_address.open_reading() as store:
-        print_status(PipelineStatus.read(store), file, as_json=as_json)
+    configs = load_all(file, connects=False, destination=destination)
+    show_each(
+        configs, lambda config: show_status(config, file, as_json=as_json, of_many=len(configs) > 1), as_json=as_json
+    )
 
 
 @app.command(epilog="Example: tailrace metrics shop.yaml --listen 127.0.0.1:9187")
@@ -170,17 +181,20 @@ def metrics(
 
 
 @app.command(epilog="Example: tailrace tables shop.yaml")
-def tables(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> None:
+def tables(
+    file: PipelineFile, destination: DestinationName = None, as_json: Json = False, debug: Debug = False
+) -> None:
     """List the tables that the source has and the pipeline selects, with their keys. Changes nothing.
 
     Once the pipeline has run, also the state of each.
     """
-    from tailrace.cli.inspect import print_tables, read_states
-    from tailrace.config.pipeline import load
+    from tailrace.cli.inspect import read_states, show_tables
+    from tailrace.config.pipeline import load_all
     from tailrace.config.registry import open_source
 
-    config = load(file)
-    print_tables(open_source(config).tables(), read_states(config), as_json=as_json)
+    configs = load_all(file, destination=destination)
+    found = open_source(configs[0]).tables()
+    show_each(configs, lambda config: show_tables(found, read_states(config), as_json=as_json), as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace prepare shop.yaml --print-sql")
@@ -200,55 +214,91 @@ def prepare(
     difference.
     """
     from tailrace.cli.operate import prepare_source
-    from tailrace.config.pipeline import load
+    from tailrace.config.pipeline import load_all
 
-    prepare_source(load(file), print_sql=print_sql, remove=remove, as_json=as_json)
+    prepare_source(load_all(file)[0], print_sql=print_sql, remove=remove, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace resync shop.yaml public.orders")
-def resync(file: PipelineFile, table: OneTable, as_json: Json = False, debug: Debug = False) -> None:
+def resync(
+    file: PipelineFile,
+    table: OneTable,
+    destination: DestinationName = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Copy one table again from scratch, while the others go on. Its old rows stay until the new copy replaces them.
 
     The running pipeline does it, or the next run.
     """
-    _ask(file, "resync", table, as_json)
+    _ask(file, "resync", table, destination, as_json)
 
 
 @app.command(epilog="Example: tailrace pause shop.yaml public.orders")
-def pause(file: PipelineFile, table: AnyTable = None, as_json: Json = False, debug: Debug = False) -> None:
+def pause(
+    file: PipelineFile,
+    table: AnyTable = None,
+    destination: DestinationName = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Pause one table, or all. Changes stay in the journal until you resume, up to `journal.max_bytes`."""
-    _ask(file, "pause", table, as_json)
+    _ask(file, "pause", table, destination, as_json)
 
 
 @app.command(epilog="Example: tailrace resume shop.yaml public.orders")
-def resume(file: PipelineFile, table: AnyTable = None, as_json: Json = False, debug: Debug = False) -> None:
+def resume(
+    file: PipelineFile,
+    table: AnyTable = None,
+    destination: DestinationName = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Resume one paused table, or all, from where it stopped."""
-    _ask(file, "resume", table, as_json)
+    _ask(file, "resume", table, destination, as_json)
 
 
 @app.command(epilog="Example: tailrace retry shop.yaml public.orders")
-def retry(file: PipelineFile, table: AnyTable = None, as_json: Json = False, debug: Debug = False) -> None:
+def retry(
+    file: PipelineFile,
+    table: AnyTable = None,
+    destination: DestinationName = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Retry one table in error, or all, from where it stopped."""
-    _ask(file, "retry", table, as_json)
+    _ask(file, "retry", table, destination, as_json)
 
 
 @app.command(epilog="Example: tailrace skip shop.yaml public.orders")
-def skip(file: PipelineFile, table: OneTable, as_json: Json = False, debug: Debug = False) -> None:
+def skip(
+    file: PipelineFile,
+    table: OneTable,
+    destination: DestinationName = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Skip the change that stopped a table. It is kept as a dead letter, and the table goes on after it."""
-    _ask(file, "skip", table, as_json)
+    _ask(file, "skip", table, destination, as_json)
 
 
-def _ask(file: Path, kind: RequestKind, table: str | None, as_json: bool) -> None:
+def _ask(file: Path, kind: RequestKind, table: str | None, destination: str | None, as_json: bool) -> None:
     from tailrace.cli.operate import ask
-    from tailrace.config.pipeline import load
+    from tailrace.config.pipeline import load, load_all
 
-    ask(load(file, connects=False), kind, table, as_json=as_json)
+    if kind in ("resync", "skip"):
+        # What cannot be taken back is asked of one destination.
+        configs = [load(file, connects=False, destination=destination)]
+    else:
+        configs = load_all(file, connects=False, destination=destination)
+    show_each(configs, lambda config: ask(config, kind, table, as_json=as_json), as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace reset shop.yaml --yes")
 def reset(
     file: PipelineFile,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
+    destination: DestinationName = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -256,17 +306,17 @@ def reset(
 
     Use it when the upstream or the journal has lost changes that are needed. The destination keeps its rows until the
     new copies are complete. Upstream it drops the slot in Postgres and leftover checkpoints in SlateDB, and changes
-    nothing else: publication, event trigger and captured changes stay.
+    nothing else: publication, event trigger and captured changes stay. With --destination, slot and journal stay as
+    well, and the other destinations go on.
     """
     from tailrace.cli.operate import reset_pipeline
-    from tailrace.config.pipeline import load
+    from tailrace.config.pipeline import load_all
 
-    config = load(file)
+    configs = load_all(file, destination=destination)
+    name = configs[0].source_context.name if destination is None else configs[0].name
     if not yes:
-        typer.confirm(
-            f"Forget the progress of pipeline {config.name} and copy every table again?", abort=True, err=True
-        )
-    reset_pipeline(config, as_json=as_json)
+        typer.confirm(f"Forget the progress of pipeline {name} and copy every table again?", abort=True, err=True)
+    reset_pipeline(configs, whole=destination is None, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace receive events.yaml")

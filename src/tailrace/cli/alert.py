@@ -27,14 +27,15 @@ def send_test(file: PipelineFile, as_json: Json = False, debug: Debug = False) -
     It needs neither source nor destination, and does not change what the pipeline has told.
     """
     from tailrace.alert.delivery import Alert, open_delivery
-    from tailrace.config.pipeline import load
+    from tailrace.config.pipeline import load_all
     from tailrace.errors import ConfigError
     from tailrace.state.record import now, text_of
 
-    config = load(file)
+    config = load_all(file)[0]
+    name = config.source_context.name
     if config.alerts is None:
         raise ConfigError(f"{file} has no section alerts", fix='add one: alerts: {webhook: {url: "${ALERT_URL}"}}')
     at = text_of(now())
-    text = f"{config.name}: a test; nothing is wrong"
-    open_delivery(config.alerts).send(Alert(f"{config.name}/test/{at}", config.name, "test", "firing", text, at, at))
+    text = f"{name}: a test; nothing is wrong"
+    open_delivery(config.alerts).send(Alert(f"{name}/test/{at}", name, "test", "firing", text, at, at))
     print_result("the alert was sent", {"sent": True}, as_json=as_json)

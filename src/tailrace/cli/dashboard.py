@@ -72,7 +72,7 @@ def open_dashboard(
     Raises ConfigError for a file or an option that is wrong and where the extra is not installed, UnavailableError for
     an address that is in use.
     """
-    from tailrace.config.pipeline import load
+    from tailrace.config.pipeline import load_all
     from tailrace.option.value import split_listen
 
     try:
@@ -94,8 +94,8 @@ def open_dashboard(
         )
     access = guard.Access(address[0], frozenset(name.lower() for name in names), read_token(token_env))
     options = serve.DashboardOptions(address, access, cert, key)
-    watched = [pipeline.WatchedPipeline(load(file, connects=False), file) for file in files]
-    with serve.open_dashboard(watched, options, _metrics(files, watched)) as served:
+    watched = [pipeline.WatchedPipeline(config, file) for file in files for config in load_all(file, connects=False)]
+    with serve.open_dashboard(watched, options, _metrics(watched)) as served:
         yield served
 
 
@@ -107,14 +107,14 @@ def serving_dashboard(file: Path, listen: str | None, token_env: str | None, nam
         yield
 
 
-def _metrics(files: Sequence[Path], watched: Sequence[WatchedPipeline]) -> Metrics:
+def _metrics(watched: Sequence[WatchedPipeline]) -> Metrics:
     """The metrics of the pipelines, and of their queues as far as they can be opened."""
     from tailrace.cli.prometheus import text_of
 
     @cache
     def queues() -> Mapping[str, QueueView | None]:
         # With the first scrape: to know whether a type has a queue loads all that its destination needs.
-        return {one.name: _queue(file, one.config.destination.type) for file, one in zip(files, watched, strict=True)}
+        return {one.name: _queue(one) for one in watched}
 
     def read(found: Sequence[tuple[str, PipelineStatus | None]]) -> Mapping[str, StatusAndQueue | None]:
         return {name: (status, _status(queues()[name])) if status else None for name, status in found}
@@ -122,11 +122,13 @@ def _metrics(files: Sequence[Path], watched: Sequence[WatchedPipeline]) -> Metri
     return lambda found: text_of(lambda: read(found))
 
 
-def _queue(file: Path, type_: str) -> QueueView | None:
+def _queue(watched: WatchedPipeline) -> QueueView | None:
     from tailrace.cli.queue import has_queue, open_queue
 
     try:
-        return open_queue(file, connects=False) if has_queue(type_) else None
+        if not has_queue(watched.config.destination.type):
+            return None
+        return open_queue(watched.file.file, connects=False, destination=watched.config.member)
     except ConfigError:
         return None  # where the queue is depends on a variable that the dashboard does without
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from tailrace.cli.destination import DestinationName, place_of, show_each
 from tailrace.cli.error import CommandGroup, Debug, Json, PipelineFile, print_json
 from tailrace.cli.text import say
-from tailrace.errors import ConfigError, name_file
+from tailrace.errors import ConfigError, PipelinePlace, name_file
 
 if TYPE_CHECKING:
+    from tailrace.config.pipeline import PipelineConfig
     from tailrace.state.record import DeadLetter
 
 app = typer.Typer(
@@ -22,7 +24,10 @@ app = typer.Typer(
 )
 
 DeadLetterId = Annotated[
-    int, typer.Argument(metavar="ID", help="The number that `tailrace errors list` shows.", show_default=False)
+    int,
+    typer.Argument(
+        metavar="ID", min=0, max=2**63 - 1, help="The number that `tailrace errors list` shows.", show_default=False
+    ),
 ]
 
 
@@ -30,22 +35,27 @@ DeadLetterId = Annotated[
 def list_dead_letters(
     file: PipelineFile,
     every: Annotated[bool, typer.Option("--all", help="Also show those that were skipped or resolved.")] = False,
+    destination: DestinationName = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """List the changes that wait: where each is and why it could not be applied. Shows no row values."""
-    from tailrace.config.pipeline import load
+    from tailrace.config.pipeline import load_all
 
-    with load(file, connects=False).store_address.open_reading() as store:
+    configs = load_all(file, connects=False, destination=destination)
+    show_each(configs, lambda config: _list(config, file, every=every, as_json=as_json), as_json=as_json)
+
+
+def _list(config: PipelineConfig, file: Path, *, every: bool, as_json: bool) -> dict[str, Any]:
+    """Print the dead letters unless JSON was asked for. The same as JSON values."""
+    with config.store_address.open_reading() as store:
         letters = store.dead_letters(status=None if every else "waiting")
-    if as_json:
-        print_json({"errors": [_values(letter, file) for letter in letters]})
-        return
-    for letter in letters:
+    for letter in letters if not as_json else ():
         say(f"{letter.id}  {letter.table}  at {letter.position}  {letter.status}, tried {letter.tries} times")
         say(f"    {letter.reason}")
-    if not letters:
+    if not letters and not as_json:
         say("no change waits")
+    return {"errors": [_values(letter, place_of(file, config)) for letter in letters]}
 
 
 @app.command(epilog="Example: tailrace errors show shop.yaml 3 --raw change.bin")
@@ -55,17 +65,18 @@ def show(
     raw: Annotated[
         Path | None, typer.Option(help="Write the change to this file, as the upstream sent it.", show_default=False)
     ] = None,
+    destination: DestinationName = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Show one dead letter. Its bytes hold row values, so they are only written to the file you name with --raw."""
-    letter = _find(file, letter_id)
+    letter, config = _find(file, letter_id, destination)
     if raw is not None:
         try:
             raw.write_bytes(letter.raw or b"")
         except OSError as error:
             raise ConfigError(f"cannot write {raw}: {error.strerror}", fix="name another file with --raw") from error
-    values = _values(letter, file)
+    values = _values(letter, place_of(file, config))
     if as_json:
         print_json(values)
     else:
@@ -74,34 +85,50 @@ def show(
 
 
 @app.command(epilog="Example: tailrace errors retry shop.yaml 3")
-def retry(file: PipelineFile, letter_id: DeadLetterId, as_json: Json = False, debug: Debug = False) -> None:
+def retry(
+    file: PipelineFile,
+    letter_id: DeadLetterId,
+    destination: DestinationName = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Retry its table from where it stopped, after you have fixed the cause."""
-    from tailrace.cli.operate import ask
-    from tailrace.config.pipeline import load
-
-    ask(load(file, connects=False), "retry", _find(file, letter_id).table, as_json=as_json)
+    _ask(file, "retry", letter_id, destination, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace errors skip shop.yaml 3")
-def skip(file: PipelineFile, letter_id: DeadLetterId, as_json: Json = False, debug: Debug = False) -> None:
+def skip(
+    file: PipelineFile,
+    letter_id: DeadLetterId,
+    destination: DestinationName = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Skip this one change; its table goes on. `errors list --all` still shows it, and a resync restores its row."""
+    _ask(file, "skip", letter_id, destination, as_json=as_json)
+
+
+def _ask(file: Path, kind: Literal["retry", "skip"], letter_id: int, destination: str | None, *, as_json: bool) -> None:
     from tailrace.cli.operate import ask
+
+    letter, config = _find(file, letter_id, destination)
+    argument = str(letter_id) if kind == "skip" else None
+    show_each([config], lambda one: ask(one, kind, letter.table, argument=argument, as_json=as_json), as_json=as_json)
+
+
+def _find(file: Path, letter_id: int, destination: str | None) -> tuple[DeadLetter, PipelineConfig]:
     from tailrace.config.pipeline import load
 
-    ask(load(file, connects=False), "skip", _find(file, letter_id).table, argument=str(letter_id), as_json=as_json)
-
-
-def _find(file: Path, letter_id: int) -> DeadLetter:
-    from tailrace.config.pipeline import load
-
-    with load(file, connects=False).store_address.open_reading() as store:
+    config = load(file, connects=False, destination=destination)
+    with config.store_address.open_reading() as store:
         letter = store.dead_letter(letter_id)
     if letter is None:
-        raise ConfigError(f"there is no dead letter {letter_id}", fix=f"tailrace errors list {file} --all")
-    return letter
+        listed = name_file("tailrace errors list FILE --all", place_of(file, config))
+        raise ConfigError(f"there is no dead letter {letter_id}", fix=listed)
+    return letter, config
 
 
-def _values(letter: DeadLetter, file: Path) -> dict[str, Any]:
+def _values(letter: DeadLetter, file: PipelinePlace) -> dict[str, Any]:
     return {
         "id": letter.id,
         "table": letter.table,

@@ -72,10 +72,10 @@ def run_demo(folder: Path, *, rows: int, seconds: float | None, plain: bool, as_
             _say("Spark starts, which takes some seconds; then the lake is filled", as_json=as_json)
             with Traffic(dsn, seed=int(time.time()), rate=_TRANSACTIONS_PER_SECOND) as traffic:
                 view = None if is_drawn else story
-                run_pipeline(config, file, once=False, plain=plain, as_json=as_json, seconds=seconds, view=view)
+                run_pipeline([config], file, once=False, plain=plain, as_json=as_json, seconds=seconds, view=view)
         done = traffic.counts
         _say("the shop is closed; the lake catches up", as_json=as_json)
-        run_pipeline(config, file, once=True, plain=True, as_json=as_json, view=story)
+        run_pipeline([config], file, once=True, plain=True, as_json=as_json, view=story)
         _compare(config, dsn, folder / "lake", done, as_json=as_json)
         if not as_json:
             _ask_lake(folder / "lake")

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -46,8 +46,8 @@ def doctor(
     from tailrace.cli.inspect import print_findings
 
     findings = [*_machine(), *_java(), *_spark(), *_workers()]
-    config, about_file = _read_file(file) if file is not None else (None, [])
-    findings += [*_folders(config), *_extras(config), *about_file]
+    configs, about_file = _read_file(file) if file is not None else ([], [])
+    findings += [*_folders(configs[0] if configs else None), *_extras(configs), *about_file]
     print_findings(findings, file or Path("FILE"), as_json=as_json)
     if any(finding.level == "error" for finding in findings):
         raise typer.Exit(3)
@@ -140,8 +140,8 @@ def _folders(config: PipelineConfig | None) -> Iterator[Finding]:
         yield check_folder(Path(folder).absolute(), "Spark's temporary folder", access_fix=fix)
 
 
-def _extras(config: PipelineConfig | None) -> Iterator[Finding]:
-    sections = (config.source, config.destination) if config is not None else ()
+def _extras(configs: Sequence[PipelineConfig]) -> Iterator[Finding]:
+    sections = [section for config in configs for section in (config.source, config.destination)]
     needed = {extra for section in sections if (extra := section.needed_extra()) is not None}
     for extra, packages in sorted(_packages().items()):
         missing = [package for package in packages if _version(package) is None]
@@ -168,16 +168,16 @@ def _packages() -> dict[str, list[str]]:
     return found
 
 
-def _read_file(file: Path) -> tuple[PipelineConfig | None, list[Finding]]:
-    """The pipeline, None if the file is wrong, and what is to be said about the file and its variables."""
+def _read_file(file: Path) -> tuple[list[PipelineConfig], list[Finding]]:
+    """The pipelines of the file, none if it is wrong, and what is to be said about it and its variables."""
     from tailrace.config.document import parse, references, substitute
-    from tailrace.config.pipeline import load
+    from tailrace.config.pipeline import load_all
 
     try:
-        config = load(file, connects=False)
+        configs = load_all(file, connects=False)
         data = parse(file.read_text("utf-8"), str(file)).data
     except ConfigError as error:
-        return None, [Finding("error", "file", error.message, error.fix)]
+        return [], [Finding("error", "file", error.message, error.fix)]
     findings = [
         Finding("error", "variable", f"{'.'.join(map(str, problem.path))} {problem.message}", problem.fix)
         for problem in substitute(data, os.environ)[1]
@@ -186,7 +186,7 @@ def _read_file(file: Path) -> tuple[PipelineConfig | None, list[Finding]]:
     findings += [Finding("ok", "variable", f"{name} is set") for name in names]
     if not findings:
         findings = [Finding("ok", "file", "refers to no variable")]
-    return config, findings
+    return configs, findings
 
 
 def _version(package: str) -> str | None:

@@ -12,15 +12,15 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import typer
 
-from tailrace.cli.error import print_json, print_result
+from tailrace.cli.error import print_json, print_result, to_dict
 from tailrace.cli.signal import until_signal
 from tailrace.cli.text import colored, say, say_lines
-from tailrace.errors import ConfigError, Finding, TailraceError, UnavailableError, name_file
+from tailrace.errors import ConfigError, Finding, PipelinePlace, TailraceError, UnavailableError, name_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tailrace.config.pipeline import PipelineConfig
     from tailrace.model.schema import TableSchema
     from tailrace.state import TableRecord
-    from tailrace.state.status import PipelineStatus
 
 
 _PIPE_WIDTH = 200
@@ -47,32 +46,53 @@ def check_pipeline(config: PipelineConfig) -> list[Finding]:
     return [*findings, state] if state.level == "error" else findings
 
 
-def print_findings(findings: list[Finding], file: Path, *, as_json: bool) -> None:
-    findings = [replace(finding, fix=name_file(finding.fix, file)) for finding in findings]
+def print_findings(findings: list[Finding], file: Path | PipelinePlace, *, as_json: bool) -> None:
+    values = show_findings(findings, file, as_json=as_json)
     if as_json:
-        ok = not any(finding.level == "error" for finding in findings)
-        print_json({"ok": ok, "findings": [finding.to_dict() for finding in findings]})
-        return
-    for finding in findings:
+        print_json(values)
+
+
+def show_findings(findings: list[Finding], file: Path | PipelinePlace, *, as_json: bool) -> dict[str, Any]:
+    """Print the findings unless JSON was asked for. The same as JSON values."""
+    findings = [replace(finding, fix=name_file(finding.fix, file)) for finding in findings]
+    for finding in findings if not as_json else ():
         color = {"ok": typer.colors.GREEN, "warning": typer.colors.YELLOW, "error": typer.colors.RED}[finding.level]
         say(colored(f"{finding.level:<7}", color), f" {finding.subject}: {finding.message}")
         if finding.fix:
             say_lines(f"fix: {finding.fix}", "        ")
+    ok = not any(finding.level == "error" for finding in findings)
+    return {"ok": ok, "findings": [finding.to_dict() for finding in findings]}
 
 
-def print_status(status: PipelineStatus, file: Path, *, as_json: bool) -> None:
+def show_status(config: PipelineConfig, file: Path, *, as_json: bool, of_many: bool = False) -> dict[str, Any]:
+    """Print the status unless JSON was asked for. The same as JSON values.
+
+    Raises ConfigError before the first run; one `of_many` destinations is said to have none, as `error`.
+    """
     from tailrace.cli.progress_view import draw
+    from tailrace.state.status import PipelineStatus
 
-    if as_json:
-        values = status.to_dict()
-        parts = (values["source"], values["last_run"], values["delivery"], *values["tables"], *values["notices"])
-        for part in filter(None, parts):
-            part.update(fix=name_file(part.get("fix"), file))
-        for alert in values["alerts"]:
-            alert["text"] = name_file(alert["text"], file)
-        print_json(values)
-    else:
+    place = PipelinePlace(file, config.member)
+    try:
+        with config.store_address.open_reading() as store:
+            status = PipelineStatus.read(store)
+    except ConfigError as error:
+        if not of_many:
+            raise
+        error.message, error.fix = name_file(error.message, place) or "", name_file(error.fix, place)
+        if not as_json:
+            say(error.message)
+        return {"error": to_dict(error)}
+    if not as_json:
         make_console().print(draw(status, file))
+        return {}
+    values = status.to_dict()
+    parts = (values["source"], values["last_run"], values["delivery"], *values["tables"], *values["notices"])
+    for part in filter(None, parts):
+        part.update(fix=name_file(part.get("fix"), place))
+    for alert in values["alerts"]:
+        alert["text"] = name_file(alert["text"], place)
+    return values
 
 
 def read_states(config: PipelineConfig) -> dict[str, TableRecord]:
@@ -84,7 +104,8 @@ def read_states(config: PipelineConfig) -> dict[str, TableRecord]:
         return {}
 
 
-def print_tables(tables: list[TableSchema], states: Mapping[str, TableRecord], *, as_json: bool) -> None:
+def show_tables(tables: list[TableSchema], states: Mapping[str, TableRecord], *, as_json: bool) -> dict[str, Any]:
+    """Print the tables unless JSON was asked for. The same as JSON values."""
     if as_json:
         values = [
             {
@@ -98,8 +119,7 @@ def print_tables(tables: list[TableSchema], states: Mapping[str, TableRecord], *
             }
             for table in tables
         ]
-        print_json({"tables": values})
-        return
+        return {"tables": values}
     for table in tables:
         key = ", ".join(table.key) or "none: append-only"
         known = states.get(str(table.table))
@@ -107,6 +127,7 @@ def print_tables(tables: list[TableSchema], states: Mapping[str, TableRecord], *
         say(f"{table.table}  key {key}  {len(table.columns)} columns{state}")
         if known and known.reason:
             say(f"    {known.reason}")
+    return {}
 
 
 def _standing(known: TableRecord | None) -> dict[str, str | None]:
@@ -199,21 +220,26 @@ class _Request(WSGIRequestHandler):
 def _metrics_reader(file: Path) -> Callable[[], Mapping[str, StatusAndQueue | None]]:
     """Reads the pipeline's state, and its queue if it has one, at each call."""
     from tailrace.cli.queue import has_queue, open_queue
-    from tailrace.config.pipeline import load
+    from tailrace.config.pipeline import load_all
     from tailrace.state.status import PipelineStatus
 
     require_metrics()
-    config = load(file, connects=False)
-    queue = open_queue(file, connects=False) if has_queue(config.destination.type) else None
+    configs = load_all(file, connects=False)
+    queues = {
+        config.name: open_queue(file, connects=False, destination=config.member)
+        for config in configs
+        if has_queue(config.destination.type)
+    }
 
-    def read() -> Mapping[str, StatusAndQueue | None]:
+    def read_one(config: PipelineConfig) -> StatusAndQueue | None:
+        queue = queues.get(config.name)
         try:
             with config.store_address.open_reading() as store:
-                return {config.name: (PipelineStatus.read(store), queue.status() if queue else None)}
+                return PipelineStatus.read(store), queue.status() if queue else None
         except TailraceError:
-            return {config.name: None}
+            return None
 
-    return read
+    return lambda: {config.name: read_one(config) for config in configs}
 
 
 def require_metrics() -> None:

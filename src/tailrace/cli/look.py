@@ -21,10 +21,12 @@ def looking(config: PipelineConfig) -> Iterator[PipelineConfig]:
     It runs on this machine, sends no alerts, and has nothing in common with the other one but what it reads. Raises
     ConfigError for a source that cannot be read a second time without leaving something upstream.
     """
-    from tailrace.config.pipeline import SqliteStoreOptions
+    from tailrace.config.pipeline import MemberConfig, SqliteStoreOptions
     from tailrace.config.registry import DESTINATIONS
     from tailrace.source.option import SourceOptions
 
+    if isinstance(config, MemberConfig):
+        config = config.alone()
     source = config.source.for_look() if isinstance(config.source, SourceOptions) else None
     if source is None:
         raise ConfigError(

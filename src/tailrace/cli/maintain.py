@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.error import Debug, Json, PipelineFile, print_json
+from tailrace.cli.destination import DestinationName, show_each
+from tailrace.cli.error import Debug, Json, PipelineFile
 from tailrace.cli.text import colored, say
-from tailrace.errors import ConfigError, TableError, name_file, suggest
+from tailrace.errors import ConfigError, PipelinePlace, TableError, name_file, suggest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +37,7 @@ def maintain(
         list[str] | None,
         typer.Argument(metavar="[TABLE]...", help="Tables, as schema.table; default: all.", show_default=False),
     ] = None,
+    destination: DestinationName = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -46,20 +48,34 @@ def maintain(
     only as `vacuum` in the pipeline's file allows. Exits with 8 if a table could not be maintained; the others are.
     Does not start Spark or connect to the source.
     """
-    from tailrace.config.pipeline import load
+    from tailrace.config.pipeline import load_all
 
-    config = load(file)
+    configs = load_all(file, destination=destination)
+    chosen = [config for config in configs if len(configs) == 1 or _has_maintenance(config)] or configs[:1]
+    found = show_each(
+        chosen, lambda config: _maintain_all(config, tables or [], file, as_json=as_json), as_json=as_json
+    )
+    if any(outcome["error"] for each in found for outcome in each["tables"]):
+        raise typer.Exit(TableError.exit_code)
+
+
+def _maintain_all(config: PipelineConfig, tables: list[str], file: Path, *, as_json: bool) -> dict[str, Any]:
+    """Maintain the tables, and print what was done unless JSON was asked for. The same as JSON values."""
     destination = _maintainable(config)
     outcomes: list[_Outcome] = []
-    for table in _chosen(config, tables or []):
-        outcome = _maintain(destination, table, file)
+    for table in _chosen(config, tables):
+        outcome = _maintain(destination, table, PipelinePlace(file, config.member))
         outcomes.append(outcome)
         if not as_json:
             _print(outcome)
-    if as_json:
-        print_json({"tables": [asdict(outcome) for outcome in outcomes]})
-    if any(outcome.error for outcome in outcomes):
-        raise typer.Exit(TableError.exit_code)
+    return {"tables": [asdict(outcome) for outcome in outcomes]}
+
+
+def _has_maintenance(config: PipelineConfig) -> bool:
+    from tailrace.config.registry import open_destination
+    from tailrace.destination.capability import Maintainable
+
+    return isinstance(open_destination(config), Maintainable)
 
 
 def _maintainable(config: PipelineConfig) -> Maintainable:
@@ -88,7 +104,7 @@ def _chosen(config: PipelineConfig, wanted: list[str]) -> list[str]:
     return wanted or sorted(known)
 
 
-def _maintain(destination: Maintainable, table: str, file: Path) -> _Outcome:
+def _maintain(destination: Maintainable, table: str, file: PipelinePlace) -> _Outcome:
     from tailrace.model.schema import TableName
 
     started = time.monotonic()

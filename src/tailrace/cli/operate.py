@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tailrace.cli.error import print_json, print_result
-from tailrace.cli.text import say
+from tailrace.cli.error import print_result
+from tailrace.cli.text import say, say_lines
 from tailrace.errors import ConfigError, PreflightError
 from tailrace.system.atomic_file import remove
 
@@ -32,19 +34,30 @@ def prepare_source(config: PipelineConfig, *, print_sql: bool, remove: bool, as_
     print_result(done, {"done": done}, as_json=as_json)
 
 
-def reset_pipeline(config: PipelineConfig, *, as_json: bool) -> None:
-    """Forget everything but the destination. Raises OwnedError while the pipeline runs, here or elsewhere.
+def reset_pipeline(configs: Sequence[PipelineConfig], *, whole: bool, as_json: bool) -> None:
+    """Forget everything but what the destinations hold; unless `whole`, only what belongs to one of several.
 
-    Repeating it, also after one that was interrupted, has the same result.
+    Raises OwnedError while the pipeline, or that one destination, runs, here or elsewhere. Repeating it, also after one
+    that was interrupted, has the same result.
     """
     from tailrace.config.registry import open_source
     from tailrace.state import RunnerLock
 
-    with RunnerLock(config.state), config.store_address.open() as store:
-        store.claim_run(takes_over=not store.shared)
-        open_source(config).reset()
-        remove(Path(config.state) / "checkpoint")
-        store.forget_pipeline()
+    with ExitStack() as stack:
+        folders = {config.state for config in configs} | ({configs[0].source_context.state_dir} if whole else set())
+        for folder in sorted(folders):
+            stack.enter_context(RunnerLock(folder))
+        stores = [stack.enter_context(config.store_address.open()) for config in configs]
+        for store in stores:
+            store.claim_run(takes_over=not store.shared)
+        for config in configs:
+            if config.member is not None:
+                open_source(config).forget()
+        if whole:
+            open_source(configs[0]).reset()
+        for config, store in zip(configs, stores, strict=True):
+            remove(Path(config.state) / "checkpoint")
+            store.forget_pipeline()
     done = "the next run copies every table again; the destination keeps its rows until the new copies are complete"
     print_result(done, {"done": done}, as_json=as_json)
 
@@ -68,8 +81,9 @@ def warm_up(*, as_json: bool) -> None:
 
 def ask(
     config: PipelineConfig, kind: RequestKind, table: str | None, *, argument: str | None = None, as_json: bool
-) -> None:
-    """Record a request for one table, or for all that it can do something for, and print which process will do it.
+) -> dict[str, Any]:
+    """Record a request for one table, or for all that it can do something for, and say which process will do it: in
+    lines, or only in the JSON values that it returns.
 
     Raises ConfigError for a table the pipeline does not know, and for one that has nothing to skip.
     """
@@ -77,12 +91,11 @@ def ask(
 
     asked = leave_requests(config.store_address, kind, table, argument)
     if asked.needless is not None:
-        print_result(asked.needless, {"requests": [], "done": asked.needless}, as_json=as_json)
-        return
-    if as_json:
-        runner = asked.runner.pid if asked.runner else None
-        values = [{"request": one.id, "kind": kind, "table": one.table, "runner": runner} for one in asked.requests]
-        print_json(values[0] if table is not None else {"requests": values})
-        return
-    for request in asked.requests:
+        if not as_json:
+            say_lines(asked.needless)
+        return {"requests": [], "done": asked.needless}
+    for request in asked.requests if not as_json else ():
         say(f"{request.table} {EFFECTS[kind]} ({asked.when})")
+    runner = asked.runner.pid if asked.runner else None
+    values = [{"request": one.id, "kind": kind, "table": one.table, "runner": runner} for one in asked.requests]
+    return values[0] if table is not None else {"requests": values}

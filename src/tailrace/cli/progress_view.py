@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from tailrace.cli.log import stamp
 from tailrace.cli.text import say
-from tailrace.errors import Finding, name_file
+from tailrace.errors import Finding, PipelinePlace, name_file
 from tailrace.model.quantity_text import format_bytes, format_seconds
 from tailrace.state import Owner, RunRecord, TableState
 from tailrace.state.report import AlertRecord
@@ -49,10 +49,14 @@ class LiveView:
         self._console = console
         self._file = file
         self._live: Live | None = None
+        self._drawn: dict[str, Group] = {}
 
     def show(self, status: PipelineStatus) -> None:
+        from rich.console import Group
+
         if self._live:
-            self._live.update(draw(status, self._file), refresh=True)
+            self._drawn[status.pipeline] = draw(status, self._file)
+            self._live.update(Group(*self._drawn.values()), refresh=True)
 
     def note(self, text: str) -> None:
         # Above the table: a line on stderr would be written into it.
@@ -92,24 +96,25 @@ class LineView:
         self._file = file
         self._as_json = as_json
         self._clock = clock
-        self._states: dict[str, tuple[TableState, bool]] = {}
-        self._notices: tuple[Finding, ...] = ()
-        self._next = float("-inf")
+        self._states: dict[tuple[str, str], tuple[TableState, bool]] = {}
+        self._notices: dict[str, tuple[Finding, ...]] = {}
+        self._next: dict[str, float] = {}
 
     def show(self, status: PipelineStatus) -> None:
+        name, place = status.pipeline, _place_of(status, self._file)
         for table in status.tables:
             standing = (table.state, table.paused_at is not None)
-            if self._states.get(table.name) != standing:
-                self._states[table.name] = standing
+            if self._states.get((name, table.name)) != standing:
+                self._states[name, table.name] = standing
                 level = "error" if table.state is TableState.ERRORED else "info"
-                self._line(status, level, "table", _table_values(table, self._file))
+                self._line(status, level, "table", _table_values(table, place))
         for notice in status.notices:
-            if notice not in self._notices:
-                fix = name_file(notice.fix, self._file)
+            if notice not in self._notices.get(name, ()):
+                fix = name_file(notice.fix, place)
                 self._line(status, notice.level, "notice", {**notice.to_dict(), "fix": fix})
-        self._notices = status.notices
-        if self._clock() >= self._next:
-            self._next = self._clock() + _LINE_SECONDS
+        self._notices[name] = status.notices
+        if self._clock() >= self._next.get(name, float("-inf")):
+            self._next[name] = self._clock() + _LINE_SECONDS
             is_waiting = status.source is not None and status.source.error is not None
             self._line(status, "warning" if is_waiting else "info", "progress", _values(status))
 
@@ -130,7 +135,11 @@ class LineView:
         return None
 
 
-def _table_values(table: TableStatus, file: Path | None) -> dict[str, object]:
+def _place_of(status: PipelineStatus, file: Path | None) -> PipelinePlace | None:
+    return PipelinePlace.of(file, status.pipeline) if file is not None else None
+
+
+def _table_values(table: TableStatus, file: PipelinePlace | None) -> dict[str, object]:
     return {
         "table": table.name,
         "state": str(table.state),
@@ -193,8 +202,9 @@ def draw(status: PipelineStatus, file: Path | None = None) -> Group:
         version = "" if row.version is None else f"v{row.version}"
         applied = f"{row.changes_applied:,}"
         table.add_row(escape(plain(row.name)), state, version, _copied(row), applied, _rate(row), _lag(row))
-    lines = [(_headline(status), "bold"), *_errors(status, file), *_notices(status, file)]
-    lines += [(line, "yellow") for alert in status.alerts for line in _alert(alert, file)]
+    place = _place_of(status, file)
+    lines = [(_headline(status), "bold"), *_errors(status, place), *_notices(status, place)]
+    lines += [(line, "yellow") for alert in status.alerts for line in _alert(alert, place)]
     lines += [(f"asked for: {request}", "yellow") for request in status.requests]
     first, *rest = [Text(plain(line), style) for line, style in lines]
     return Group(first, table, *rest)
@@ -204,7 +214,7 @@ Line = tuple[str, str]
 """A line and its style."""
 
 
-def _errors(status: PipelineStatus, file: Path | None) -> Iterator[Line]:
+def _errors(status: PipelineStatus, file: PipelinePlace | None) -> Iterator[Line]:
     """Why something does not go on, each with its fix."""
     run = status.last_run
     if status.runner is None and run is not None:
@@ -224,7 +234,7 @@ def _errors(status: PipelineStatus, file: Path | None) -> Iterator[Line]:
         yield from _fix(status.delivery.fix, file)
 
 
-def _ended(run: RunRecord, file: Path | None) -> Iterator[Line]:
+def _ended(run: RunRecord, file: PipelinePlace | None) -> Iterator[Line]:
     if run.ended_at is None:
         begun = f"{run.begun_at:%Y-%m-%d %H:%M:%S} UTC"
         yield f"the last run, begun at {begun}, did not end by itself: it was killed, or its machine stopped", "yellow"
@@ -238,20 +248,20 @@ def _ended(run: RunRecord, file: Path | None) -> Iterator[Line]:
     yield from _fix(run.fix, file)
 
 
-def _notices(status: PipelineStatus, file: Path | None) -> Iterator[Line]:
+def _notices(status: PipelineStatus, file: PipelinePlace | None) -> Iterator[Line]:
     for notice in status.notices:
         yield f"{notice.subject}: {notice.message}", "yellow"
         yield from _fix(notice.fix, file)
 
 
-def _alert(alert: AlertRecord, file: Path | None) -> Iterator[str]:
+def _alert(alert: AlertRecord, file: PipelinePlace | None) -> Iterator[str]:
     if alert.told_at is not None:
         yield f"alert {alert.name}, sent at {alert.told_at:%Y-%m-%d %H:%M:%S} UTC: {name_file(alert.text, file)}"
     if alert.failure is not None:
         yield f"the alert {alert.name} could not be sent: {alert.failure}"
 
 
-def _fix(fix: str | None, file: Path | None) -> Iterator[Line]:
+def _fix(fix: str | None, file: PipelinePlace | None) -> Iterator[Line]:
     for number, line in enumerate((name_file(fix, file) or "").split("\n") if fix else ()):
         yield f"       {line.lstrip()}" if number else f"  fix: {line}", ""
 

@@ -33,9 +33,10 @@ class MetricSpec:
         known = [(labels, value) for labels, one in subjects if (value := self.value(one)) is not None]
         if known:
             kind = CounterMetricFamily if self.name.endswith("_total") else GaugeMetricFamily
-            family = kind(self.name, self.meaning, labels=list(known[0][0]))
+            family = kind(self.name, self.meaning)
             for labels, value in known:
-                family.add_metric(list(labels.values()), value)
+                # Not all have the same labels: `destination` is only there where a pipeline has several.
+                family.add_sample(self.name, dict(labels), value)
             yield family
 
 
@@ -147,8 +148,8 @@ class PipelineMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         found = self._read()
-        known = [({"pipeline": name}, *each) for name, each in found.items() if each is not None]
-        yield from UP.of(({"pipeline": name}, each is not None) for name, each in found.items())
+        known = [(_labels(name), *each) for name, each in found.items() if each is not None]
+        yield from UP.of((_labels(name), each is not None) for name, each in found.items())
         for figure in PIPELINE:
             yield from figure.of((own, status) for own, status, _ in known)
         yield from PHASE.of(
@@ -168,6 +169,12 @@ class PipelineMetrics(Collector):
         )
         for figure in QUEUE:
             yield from figure.of((own, queue) for own, _, queue in known if queue is not None)
+
+
+def _labels(name: str) -> dict[str, str]:
+    """Of a pipeline and, after a dot in its name, of one of its destinations."""
+    pipeline, _, destination = name.partition(".")
+    return {"pipeline": pipeline, "destination": destination} if destination else {"pipeline": pipeline}
 
 
 def _tables(status: PipelineStatus) -> list[tuple[str, TableStatus]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tailrace.cli.destination import DestinationName
 from tailrace.cli.error import CommandGroup, Debug, Json, PipelineFile, print_json, print_result
 from tailrace.cli.text import say
 
@@ -26,9 +27,11 @@ _SHOW_SECONDS = 1.0
 
 
 @app.command(epilog="Example: tailrace queue status shop.yaml --json")
-def status(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> None:
+def status(
+    file: PipelineFile, destination: DestinationName = None, as_json: Json = False, debug: Debug = False
+) -> None:
     """Show how many events wait, since when, who sends them, and what went wrong last. Connects to nothing."""
-    found = asdict(open_queue(file, connects=False).status())
+    found = asdict(open_queue(file, connects=False, destination=destination).status())
     if as_json:
         print_json(found)
         return
@@ -43,13 +46,14 @@ def drain(
     timeout: Annotated[
         float | None, typer.Option(min=0, help="Give up after so many seconds; nothing is lost.")
     ] = None,
+    destination: DestinationName = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Send the events that wait, or watch the running pipeline send them. Exits with 4 if the time runs out."""
     from tailrace.errors import UnavailableError
 
-    if left := _drain(open_queue(file), timeout, quiet=as_json):
+    if left := _drain(open_queue(file, destination=destination), timeout, quiet=as_json):
         raise UnavailableError(f"{left} events still wait", fix="tailrace queue status FILE says why")
     print_result("nothing waits", {"pending": left}, as_json=as_json)
 
@@ -58,11 +62,12 @@ def drain(
 def purge(
     file: PipelineFile,
     yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    destination: DestinationName = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Give up every event that waits: it is never sent. Also helps after damage. The pipeline must not run."""
-    queue = open_queue(file)
+    queue = open_queue(file, destination=destination)
     waiting = queue.status().pending
     if not yes:
         typer.confirm(f"Never send {_events(waiting)} in {queue.place}?", abort=True, err=True)
@@ -82,17 +87,18 @@ def has_queue(type_: str) -> bool:
     return issubclass(DESTINATIONS.implementation(type_), Queued)
 
 
-def open_queue(file: Path, *, connects: bool = True) -> QueueView:
-    """The queue of a pipeline's file. Without `connects`, for its status alone: variables of the file may be unset.
+def open_queue(file: Path, *, connects: bool = True, destination: str | None = None) -> QueueView:
+    """The queue of a pipeline's file; of several destinations, that of the one named.
 
-    Raises ConfigError for a destination without a queue, and for variables that are not set and needed.
+    Without `connects`, for its status alone: variables of the file may be unset. Raises ConfigError for a destination
+    without a queue, and for variables that are not set and needed.
     """
     from tailrace.config.pipeline import load
     from tailrace.config.registry import DESTINATIONS, open_destination
     from tailrace.destination.capability import Queued
     from tailrace.errors import ConfigError
 
-    config = load(file, connects=connects)
+    config = load(file, connects=connects, destination=destination)
     type_ = config.destination.type
     if not has_queue(type_):
         raise ConfigError(
@@ -101,12 +107,12 @@ def open_queue(file: Path, *, connects: bool = True) -> QueueView:
         )
     # A section with variables that are not set may not be what its type takes, or not say where the queue is.
     if connects or isinstance(config.destination, DESTINATIONS.model(type_)):
-        destination = open_destination(config)
-        assert isinstance(destination, Queued)
-        queue = destination.open_queue(config.name)
+        opened = open_destination(config)
+        assert isinstance(opened, Queued)
+        queue = opened.open_queue(config.name)
         if connects or "${" not in queue.place:
             return queue
-    return open_queue(file)
+    return open_queue(file, destination=destination)
 
 
 def _drain(queue: QueueView, timeout: float | None, *, quiet: bool) -> int:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -20,16 +20,18 @@ from tailrace.cli.log import logged_as_json
 from tailrace.cli.progress_view import LineView, LiveView, ProgressView
 from tailrace.cli.signal import until_signal
 from tailrace.cli.text import say
-from tailrace.errors import ConfigError, TableError
+from tailrace.errors import ConfigError, PipelinePlace, TableError, name_file
 from tailrace.state import TableState
 
 if TYPE_CHECKING:
     from tailrace.config.pipeline import PipelineConfig
     from tailrace.state.status import PipelineStatus
+    from tailrace.stream.fan_out import FanOut
+    from tailrace.stream.pipeline import Pipeline
 
 
 def run_pipeline(
-    config: PipelineConfig,
+    configs: Sequence[PipelineConfig],
     file: Path,
     *,
     once: bool,
@@ -38,7 +40,8 @@ def run_pipeline(
     seconds: float | None = None,
     view: ProgressView | None = None,
 ) -> None:
-    """Run until it is done (`once`), a signal comes, or every table has been ready for `seconds`.
+    """Run the destinations of a file until they are done (`once`), a signal comes, or every table has been ready for
+    `seconds`.
 
     A `view` of one's own is used instead of the usual one. Of a destination that prints, only its own lines are on
     standard output.
@@ -47,15 +50,19 @@ def run_pipeline(
     """
     from tailrace.config.registry import open_destination
     from tailrace.destination.capability import Printing
-    from tailrace.stream.pipeline import Pipeline
 
-    destination = open_destination(config)
-    prints = isinstance(destination, Printing)
-    if isinstance(destination, Printing) and as_json:
-        config = config.model_copy(update={"destination": destination.as_json()})
-    last: list[PipelineStatus] = []
+    printing = {config.name: opened for config in configs if isinstance(opened := open_destination(config), Printing)}
+    prints = bool(printing)
+    if as_json:
+        configs = [
+            config.model_copy(update={"destination": printing[config.name].as_json()})
+            if config.name in printing
+            else config
+            for config in configs
+        ]
+    last: dict[str, PipelineStatus] = {}
     unread: list[SystemExit] = []
-    pipeline = Pipeline.from_config(config)
+    pipeline = _open(configs)
 
     def write(line: str) -> None:
         try:
@@ -65,20 +72,21 @@ def run_pipeline(
             pipeline.drain()
 
     with (
-        logged_as_json(config.name, write) if as_json else nullcontext(),
+        logged_as_json(configs[0].source_context.name, write) if as_json else nullcontext(),
         view or choose_view(file, write, plain=plain or prints, as_json=as_json) as shown,
         drained_by_signals(pipeline.drain, shown.note) as signalled,
         Deadline(seconds, pipeline.drain) as deadline,
     ):
 
         def show(status: PipelineStatus) -> None:
-            last[:] = [status]
+            last[status.pipeline] = status
             try:
                 shown.show(status)
             except SystemExit as ending:
                 unread.append(ending)
                 pipeline.drain()
-            if status.tables and all(table.state is TableState.READY for table in status.tables):
+            tables = [table for each in last.values() for table in each.tables or [None]]
+            if len(last) == len(configs) and all(table and table.state is TableState.READY for table in tables):
                 deadline.begin()
 
         pipeline.run(once=once, on_progress=show)
@@ -86,10 +94,23 @@ def run_pipeline(
         raise unread[0]
     if once and signalled.is_set():
         raise KeyboardInterrupt
-    if once and last and (errored := last[0].errored):
-        first = errored[0]
+    errored = [(name, table) for name, status in last.items() for table in status.errored]
+    if once and errored:
+        name, first = errored[0]
         more = f" (and {len(errored) - 1} more tables are in error)" if len(errored) > 1 else ""
-        raise TableError(f"{first.reason or 'the table is in error'}{more}", table=first.name, fix=first.fix)
+        fix = name_file(first.fix, PipelinePlace.of(file, name))
+        raise TableError(f"{first.reason or 'the table is in error'}{more}", table=first.name, fix=fix)
+
+
+def _open(configs: Sequence[PipelineConfig]) -> Pipeline | FanOut:
+    """What runs them: a pipeline, or several destinations together."""
+    if configs[0].member is None:
+        from tailrace.stream.pipeline import Pipeline
+
+        return Pipeline.from_config(configs[0])
+    from tailrace.stream.fan_out import FanOut
+
+    return FanOut.from_configs(configs)
 
 
 def choose_view(file: Path, write: Callable[[str], None], *, plain: bool, as_json: bool) -> ProgressView:
@@ -180,11 +201,11 @@ def receive(file: Path, *, as_json: bool) -> None:
     Prints its status whenever that changes: as lines, or as lines of JSON. Raises ConfigError for a source that
     nothing is pushed to, OwnedError when the pipeline itself is receiving, and what `Receivable.receive_until` raises.
     """
-    from tailrace.config.pipeline import load
+    from tailrace.config.pipeline import load_all
     from tailrace.config.registry import open_source
     from tailrace.source.capability import Receivable
 
-    config = load(file)
+    config = load_all(file)[0]
     source = open_source(config)
     if not isinstance(source, Receivable):
         raise ConfigError(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.error import Debug, Json, PipelineFile, print_json
+from tailrace.cli.destination import DestinationName, show_each
+from tailrace.cli.error import Debug, Json, PipelineFile
 from tailrace.cli.text import colored, say
 from tailrace.errors import ConfigError, TableError
 
 if TYPE_CHECKING:
+    from tailrace.config.pipeline import PipelineConfig
     from tailrace.verify.comparison import Verdict
 
 
@@ -18,6 +20,7 @@ def verify(
     file: PipelineFile,
     table: Annotated[str | None, typer.Option("--table", help="Only this table, as schema.table.")] = None,
     keys: Annotated[int, typer.Option("--keys", min=0, help="How many differing keys to list for each table.")] = 20,
+    destination: DestinationName = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -29,11 +32,24 @@ def verify(
     Tables without a key, or kept as a changelog, cannot be compared and are listed as skipped. What the pipeline
     selects and does not follow is listed as omitted.
     """
-    from tailrace.config.pipeline import load
+    from tailrace.config.pipeline import load_all
+
+    found = show_each(
+        load_all(file, destination=destination),
+        lambda config: _compare(config, table, keys, as_json=as_json),
+        as_json=as_json,
+        summary=lambda values: {"equal": all(each["equal"] for each in values)},
+    )
+    if not all(each["equal"] for each in found):
+        raise typer.Exit(TableError.exit_code)
+
+
+def _compare(config: PipelineConfig, table: str | None, keys: int, *, as_json: bool) -> dict[str, Any]:
+    """Print how each table compares unless JSON was asked for. The same as JSON values."""
     from tailrace.verify.comparison import find_omitted
     from tailrace.verify.comparison import verify as compare
 
-    config, verdicts = load(file), []
+    verdicts = []
     for verdict in compare(config, table, shown=keys):
         verdicts.append(verdict)
         if not as_json:
@@ -47,11 +63,8 @@ def verify(
             fix="give one of them a key; tailrace check FILE names what cannot be read",
         )
     equal = all(verdict.equal for verdict in verdicts if verdict.compared)
-    if as_json:
-        tables = [verdict.to_dict() for verdict in verdicts]
-        print_json({"equal": equal, "tables": tables, "omitted": [finding.to_dict() for finding in omitted]})
-    if not equal:
-        raise typer.Exit(TableError.exit_code)
+    tables = [verdict.to_dict() for verdict in verdicts]
+    return {"equal": equal, "tables": tables, "omitted": [finding.to_dict() for finding in omitted]}
 
 
 def _print(verdict: Verdict) -> None:

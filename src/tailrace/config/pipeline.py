@@ -14,9 +14,10 @@ driver is imported here.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from pydantic import (
     AfterValidator,
@@ -31,7 +32,9 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from tailrace.alert.option import AlertOptions
+from tailrace.config import fan_out
 from tailrace.config.document import Document, KeyPath, Problem, parse, references, refuse, substitute
+from tailrace.config.json_schema import with_references
 from tailrace.config.registry import DESTINATIONS, SOURCES, STORES, Registry, store_address
 from tailrace.errors import ConfigError, suggest
 from tailrace.option.table import SOURCE_KEYS, TableOptions
@@ -39,6 +42,9 @@ from tailrace.option.value import Dsn, Duration, FilePath, OptionContext, Option
 from tailrace.state.runner import LEASE_SECONDS
 from tailrace.state.store import SCHEMA, StoreAddress
 from tailrace.system.environment import hide
+
+if TYPE_CHECKING:
+    from tailrace.source.source import SourceContext
 
 
 class BatchOptions(Options):
@@ -129,13 +135,98 @@ class PipelineConfig(Options):
         """Where the pipeline's state is; any process of the pipeline can open it."""
         return store_address(self)
 
+    @property
+    def source_context(self) -> SourceContext:
+        """What the source is told of the pipeline that it belongs to."""
+        from tailrace.source.source import SourceContext
 
-def load(path: str | Path, *, connects: bool = True, environment: Mapping[str, str] | None = None) -> PipelineConfig:
+        return SourceContext(self.name, self.tables, self.state)
+
+    @property
+    def member(self) -> str | None:
+        """The name of the destination where the file has several; None where it has one."""
+        return None
+
+
+@dataclass(frozen=True)
+class FanOutPlace:
+    """The file's pipeline that a destination belongs to: its name and state, the destination's own name."""
+
+    name: str
+    state: Path
+    member: str
+
+
+class MemberConfig(PipelineConfig):
+    """One of several destinations of a file, as a pipeline: `shop.lake`, with its state below that of `shop`.
+
+    It reads the same source as the others, whose journal and receiver are those of the file, with a cursor of its own.
+    """
+
+    place: FanOutPlace
+
+    @property
+    def source_context(self) -> SourceContext:
+        from tailrace.source.source import SourceContext, reader_of
+
+        return SourceContext(self.place.name, self.tables, self.place.state, reader_of(self.place.member))
+
+    @property
+    def member(self) -> str:
+        return self.place.member
+
+    def alone(self) -> PipelineConfig:
+        """The pipeline of the file, as if this were its only destination."""
+        values = {key: value for key, value in dict(self).items() if key != "place"}
+        return PipelineConfig.model_construct(**(values | {"name": self.place.name, "state": self.place.state}))
+
+
+def load(
+    path: str | Path,
+    *,
+    connects: bool = True,
+    environment: Mapping[str, str] | None = None,
+    destination: str | None = None,
+) -> PipelineConfig:
     """The pipeline a YAML file describes, with `${NAME}` and `${NAME:-default}` taken from the environment.
 
-    A caller that connects to nothing (`connects=False`) needs no variable that only source, destination or alerts use.
+    Of a file with several destinations the one that is named. A caller that connects to nothing (`connects=False`)
+    needs no variable that only source, destinations or alerts use.
     Raises ConfigError that lists what is wrong, by line and key, and never shows a value.
     """
+    found = load_all(path, connects=connects, environment=environment, destination=destination)
+    if len(found) > 1 or (destination is None and found[0].member is not None):
+        names = [str(each.member) for each in found]
+        raise ConfigError(
+            f"{path} has several destinations: {', '.join(names)}", fix=f"say which: --destination {names[0]}"
+        )
+    return found[0]
+
+
+def load_all(
+    path: str | Path,
+    *,
+    connects: bool = True,
+    environment: Mapping[str, str] | None = None,
+    destination: str | None = None,
+) -> list[PipelineConfig]:
+    """The pipelines of a file: one for each of its destinations, or for the one that is named. Raises as `load`."""
+    document, folder = _read(path)
+    found = _validate(document, folder, os.environ if environment is None else environment, connects)
+    if destination is None:
+        return found
+    chosen = [each for each in found if each.member == destination]
+    if not chosen:
+        known = [each.member for each in found if each.member is not None]
+        if not known:
+            raise ConfigError(f"{path} has one destination, without a name", fix="leave out --destination")
+        raise ConfigError(
+            f"{path} has no destination {destination}{suggest(destination, known)}", fix="correct --destination"
+        )
+    return chosen
+
+
+def _read(path: str | Path) -> tuple[Document, Path]:
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -145,9 +236,7 @@ def load(path: str | Path, *, connects: bool = True, environment: Mapping[str, s
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read {path}: it is not UTF-8 text", fix="save it as UTF-8") from error
-    document = parse(text, str(path))
-    variables = os.environ if environment is None else environment
-    return _validate(document, path.resolve().parent, variables, connects)
+    return parse(text, str(path)), path.resolve().parent
 
 
 def from_dict(
@@ -157,6 +246,16 @@ def from_dict(
 
     A section may be the options themselves, of a class that no file could name.
     """
+    found = all_from_dict(data, folder=folder, environment=environment)
+    if found[0].member is not None:
+        raise ConfigError("a Pipeline has one destination", fix="use FanOut for several")
+    return found[0]
+
+
+def all_from_dict(
+    data: Mapping[str, Any], *, folder: str | Path = ".", environment: Mapping[str, str] | None = None
+) -> list[PipelineConfig]:
+    """The same for each of several destinations: `destinations` may also hold pairs of a name and a destination."""
     document = Document("the configuration", dict(data), {})
     return _validate(document, Path(folder).resolve(), os.environ if environment is None else environment, True)
 
@@ -167,36 +266,9 @@ def json_schema() -> dict[str, Any]:
         _any_of([kinds.model(name) for name in kinds.names()]) for kinds in (SOURCES, DESTINATIONS, STORES)
     )
     model = _with_sections(source, destination, store)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | _with_references(model.model_json_schema())
-
-
-_REFERENCE = {"type": "string", "pattern": r"\$\{"}
-_ABOUT = frozenset({"title", "description", "default"})
-_VALUES = frozenset({"integer", "number", "boolean"})
-
-
-def _with_references(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same schema, with `${NAME}` allowed wherever a number or a truth value is."""
-    if _is_value(schema):
-        value = {key: each for key, each in schema.items() if key not in _ABOUT}
-        return {key: each for key, each in schema.items() if key in _ABOUT} | {"anyOf": [value, _REFERENCE]}
-    return {key: _deeper(key, each) for key, each in schema.items()}
-
-
-def _deeper(key: str, part: Any) -> Any:
-    if key in ("default", "const", "enum"):
-        return part
-    if key == "anyOf":
-        is_lacking = any(map(_is_value, part)) and {"type": "string"} not in part
-        return [each if _is_value(each) else _with_references(each) for each in part] + [_REFERENCE] * is_lacking
-    if isinstance(part, dict):
-        return _with_references(part)
-    return [_deeper("", each) for each in part] if isinstance(part, list) else part
-
-
-def _is_value(schema: dict[str, Any]) -> bool:
-    kind = schema.get("type")  # of a map of properties, the schema of the one with this name
-    return isinstance(kind, str) and kind in _VALUES and "const" not in schema
+    schema = model.model_json_schema()
+    fan_out.named_schema(schema)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | with_references(schema)
 
 
 def _any_of(models: list[type[TypedOptions]]) -> Any:
@@ -227,35 +299,78 @@ def _value_at(options: Any, path: KeyPath) -> Any:
     return options
 
 
-def _validate(document: Document, folder: Path, environment: Mapping[str, str], connects: bool) -> PipelineConfig:
+def _validate(document: Document, folder: Path, environment: Mapping[str, str], connects: bool) -> list[PipelineConfig]:
+    """A pipeline for each destination."""
     data, missing = substitute(document.data, environment)
-    if any(connects or problem.path[0] not in ("source", "destination", "alerts") for problem in missing):
+    needed = ("source", "destination", fan_out.KEY, "alerts")
+    if any(connects or problem.path[0] not in needed for problem in missing):
         refuse(document, missing)
-    problems: list[Problem] = []
-    unset = {problem.path[0] for problem in missing}
-    if "alerts" in unset:
+    if any(problem.path[0] == "alerts" for problem in missing):
         data = {key: value for key, value in data.items() if key != "alerts"}
+    problems: list[Problem] = []
+    entries = fan_out.entries_of(data, problems)
+    if not entries and not problems:
+        found = [_validate_one(document, data, folder, missing, problems)]
+    else:
+        data = {key: value for key, value in data.items() if key != fan_out.KEY}
+        found = [_validate_one(document, data, folder, missing, problems, entry) for entry in entries]
+    if problems:
+        refuse(document, missing + list(dict.fromkeys(problems)))
+    return [each for each in found if each is not None]
+
+
+def _validate_one(
+    document: Document,
+    data: dict[str, Any],
+    folder: Path,
+    missing: Sequence[Problem],
+    problems: list[Problem],
+    entry: fan_out.Entry | None = None,
+) -> PipelineConfig | None:
+    """The pipeline, or None and what is wrong with it; of several destinations with the one of this entry."""
+    found: list[Problem] = []
+    unset = {path[0] for problem in missing if (path := entry.path_of(problem.path) if entry else problem.path)}
+    if entry is not None:
+        data = {**data, "destination": entry.section}
     source, destination, store = (
         # A reference that stays where it was may be no address, number or duration.
         _or_any(model) if kinds.kind in unset else model
         for kinds in (SOURCES, DESTINATIONS, STORES)
-        for model in [_section(data, kinds, problems)]
+        for model in [_section(data, kinds, found)]
     )
     name = data["name"] if isinstance(data.get("name"), str) else "pipeline"
     state = data["state"] if isinstance(data.get("state"), str) else f".tailrace/{name}"
     place = OptionContext(name, folder, Path(os.path.normpath(folder / Path(state).expanduser())))
     model = _with_sections(source, destination, store)
+    valid: PipelineConfig | None = None
     try:
         valid = model.model_validate(data, context=place)
     except ValidationError as error:
-        problems += [_problem(detail, model) for detail in error.errors(include_input=False, include_url=False)]
+        found += [_problem(detail, model) for detail in error.errors(include_input=False, include_url=False)]
     else:
-        problems += _unhonoured(valid)
-        hide(name for path, name in references(document.data) if isinstance(_value_at(valid, path), Secret))
-    if problems:
-        refuse(document, missing + problems)
-    # A class made for this one file could not be pickled or compared with another's.
-    return PipelineConfig.model_construct(**dict(valid))
+        found += _unhonoured(valid)
+        for path, variable in references(document.data):
+            inner = entry.path_of(path) if entry else path
+            if inner is not None and isinstance(_value_at(valid, inner), Secret):
+                hide([variable])
+    problems += [Problem(entry.place(one.path), one.message, one.fix) if entry else one for one in found]
+    if valid is None or found:
+        return None
+    if entry is None:
+        # A class made for this one file could not be pickled or compared with another's.
+        return PipelineConfig.model_construct(**dict(valid))
+    return _member(valid, entry, folder)
+
+
+def _member(valid: PipelineConfig, entry: fan_out.Entry, folder: Path) -> MemberConfig:
+    """The pipeline of one of several destinations, whose section has its defaults below the pipeline's own state."""
+    of = FanOutPlace(valid.name, valid.state, entry.name)
+    own = OptionContext(f"{of.name}.{of.member}", folder, of.state / fan_out.KEY / of.member)
+    section = valid.destination
+    if isinstance(entry.section, dict) and not isinstance(section, _AnyOptions):
+        section = type(section).model_validate(entry.section, context=own)
+    values = dict(valid) | {"name": own.name, "state": own.state, "destination": section}
+    return MemberConfig.model_construct(**values, place=of)
 
 
 def _unhonoured(config: PipelineConfig) -> list[Problem]:
@@ -349,13 +464,17 @@ def _models_in(annotation: Any) -> list[type[Options]]:
 
 __all__ = [
     "BatchOptions",
+    "FanOutPlace",
+    "MemberConfig",
     "PipelineConfig",
     "PostgresStoreOptions",
     "SparkOptions",
     "SqliteStoreOptions",
     "StateStoreOptions",
     "TableOptions",
+    "all_from_dict",
     "from_dict",
     "json_schema",
     "load",
+    "load_all",
 ]

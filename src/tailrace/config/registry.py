@@ -144,11 +144,7 @@ STORES = Registry(
 
 def open_source(config: PipelineConfig) -> Source:
     """The source a pipeline reads, as configuration: nothing is connected yet."""
-    from tailrace.source.source import SourceContext
-
-    made = SOURCES.implementation(config.source.type)(
-        config.source, SourceContext(config.name, config.tables, config.state)
-    )
+    made = SOURCES.implementation(config.source.type)(config.source, config.source_context)
     return cast("Source", made)
 
 
@@ -162,6 +158,25 @@ def open_destination(config: PipelineConfig) -> Destination:
     # The class is its options model and what it does with them; its keys were checked when the file was read.
     made = DESTINATIONS.implementation(options.type)
     return cast("Destination", made.model_construct(options.model_fields_set, **dict(options)))
+
+
+def require_apart(configs: Sequence[PipelineConfig]) -> None:
+    """Raise ConfigError where two destinations of a file are the same place: each would overwrite the other's rows."""
+    from tailrace.destination import Destination, EventDestination
+
+    seen: dict[str, str | None] = {}
+    for config in configs:
+        opened = open_destination(config)
+        # Events may well go to one place twice, and the name of a class without a name of its own is no place.
+        if isinstance(opened, EventDestination) or type(opened).name is Destination.name:
+            continue
+        place = opened.name
+        if place in seen:
+            raise ConfigError(
+                f"the destinations {seen[place]} and {config.member} both write to {place}",
+                fix="give each a place of its own",
+            )
+        seen[place] = config.member
 
 
 def store_address(config: PipelineConfig) -> StoreAddress:

@@ -143,7 +143,11 @@ class DashboardApplication:
         kind = next((each for each in KINDS if each == action), None)
         if kind is None:
             raise RefusedError(404, "unknown", "there is no such action", f"one of {', '.join(KINDS)}")
-        letter = (await _read_json(request)).get("letter")
+        body = await _read_json(request)
+        if unknown := sorted(body.keys() - {"letter"}):
+            # What is misspelled must not ask for more than was meant.
+            raise RefusedError(400, "malformed", f"the body has an unknown key: {unknown[0]}", "only `letter` is known")
+        letter = body.get("letter")
         if letter is not None and (kind != "skip" or not isinstance(letter, int) or isinstance(letter, bool)):
             raise RefusedError(400, "malformed", "`letter` is the number of a dead letter, and only for skip")
         table = request.path_params["table"]

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from tailrace.errors import name_file
+from tailrace.errors import PipelinePlace, name_file
 
 _STATEMENT = re.compile(
     r"(?:^|`|: )((?:ALTER|CREATE|DROP|GRANT|REVOKE|SELECT|UPDATE|INSERT|DELETE|SET|COMMENT) [^`\n]+?)(?:;|`|$)",
@@ -16,14 +16,14 @@ _STATEMENT = re.compile(
 _INSTALL = re.compile(r"pip install '[^']+'")
 
 
-def fix_of(text: str | None, file: Path, table: str | None = None) -> dict[str, Any] | None:
+def fix_of(text: str | None, file: Path | PipelinePlace, table: str | None = None) -> dict[str, Any] | None:
     """A fix with the pipeline's file in its commands: all of it as `text`, what can be run as `commands`."""
     if text is None:
         return None
     return {"text": name_file(text, file), "commands": commands_in(text, file, table)}
 
 
-def commands_in(text: str, file: Path, table: str | None = None) -> list[str]:
+def commands_in(text: str, file: Path | PipelinePlace, table: str | None = None) -> list[str]:
     """The SQL statements and commands of a fix, in their order, with the pipeline's file in them."""
     name = f"(?: {re.escape(table)})?" if table is not None else ""
     ours = re.compile(rf"\btailrace ((?:errors |queue )?(?!sqlite |tape )[a-z]+) FILE\b( --[a-z]+)*({name})(?! ID)")
@@ -36,6 +36,7 @@ def commands_in(text: str, file: Path, table: str | None = None) -> list[str]:
     return list(dict.fromkeys(command for _, command in sorted(found)))
 
 
-def command(word: str, file: Path, table: str | None = None) -> str:
+def command(word: str, file: Path | PipelinePlace, table: str | None = None) -> str:
     """The command line that does the same as an action of the dashboard."""
-    return " ".join(["tailrace", word, shlex.quote(str(file)), *([shlex.quote(table)] if table is not None else [])])
+    line = name_file(f"tailrace {word} FILE", file) or ""
+    return line if table is None else f"{line} {shlex.quote(table)}"

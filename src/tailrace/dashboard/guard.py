@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -21,6 +22,7 @@ from typing import Any
 
 from tailrace.dashboard.answer import encode
 from tailrace.option.value import Secret, is_loopback
+from tailrace.system.trace import origin
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -32,6 +34,8 @@ BODY_BYTES = 4096
 """The largest body of a request; the largest that is needed has some 100."""
 SESSION_SECONDS = 12 * 3600
 """How long a browser stays logged in."""
+
+_log = logging.getLogger(__name__)
 
 _POLICY = "; ".join(
     (
@@ -99,7 +103,7 @@ class Access:
         return is_signed and is_number and int(until) > (time.time() if now is None else now)
 
     def is_token(self, value: str) -> bool:
-        return self.token is not None and hmac.compare_digest(value.encode(), self.token.reveal().encode())
+        return self.token is not None and hmac.compare_digest(_bytes(value), _bytes(self.token.reveal()))
 
     def _sign(self, text: str) -> str:
         assert self.token is not None
@@ -121,6 +125,11 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _bytes(text: str) -> bytes:
+    # JSON may hold half of a character.
+    return text.encode("utf-8", "surrogatepass")
 
 
 class Guard:
@@ -145,7 +154,10 @@ class Guard:
                 message["headers"] = [*message["headers"], *(each for each in _HEADERS if each[0] not in known)]
             await send(message)
 
-        await self._application(scope, receive, send_with_headers)
+        try:
+            await self._application(scope, receive, send_with_headers)
+        except Exception as error:  # noqa: BLE001 - it is answered already; the server would log its text
+            _log.error("a request failed with %s", origin(error))
 
     def _refusal(self, scope: Scope) -> tuple[int, str, str] | None:
         """Status, message and fix of a request that is not answered."""
@@ -155,7 +167,10 @@ class Guard:
         if name is None or not self._access.is_ours(name):
             fix = "use the address that the dashboard printed, or start it with --host NAME for a proxy's name"
             return 421, "this server is not known under that name", fix
-        values = dict(headers)
+        # Of a header that comes more than once every value counts: joined, they are none of those that are let in.
+        values: dict[str, str] = {}
+        for each, value in headers:
+            values[each] = f"{values[each]}, {value}" if each in values else value
         if scope["method"] not in ("GET", "HEAD", "OPTIONS"):
             if not self._is_same_origin(values, hosts[0]):
                 return 403, "requests of other sites are not accepted", "use the dashboard's own page, or a program"

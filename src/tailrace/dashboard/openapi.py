@@ -379,6 +379,7 @@ _BODIES: Mapping[str, JsonSchema] = {
     _BASE + "/{pipeline}/tables/{table}/{action}": {
         "type": "object",
         "properties": {"letter": _count("for skip: only this dead letter")},
+        "additionalProperties": False,
     },
 }
 

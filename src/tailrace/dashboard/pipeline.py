@@ -22,7 +22,7 @@ from tailrace.dashboard.shared import SharedReadings
 from tailrace.dashboard.slot import slot_to_dict
 from tailrace.dashboard.table import TableView
 from tailrace.dashboard.way import way_of
-from tailrace.errors import TailraceError, name_file
+from tailrace.errors import PipelinePlace, TailraceError, name_file
 from tailrace.state import StateStore
 from tailrace.state.operation import Asked, leave_requests
 from tailrace.state.record import RequestKind
@@ -73,7 +73,7 @@ class WatchedPipeline:
 
     def __init__(self, config: PipelineConfig, file: Path) -> None:
         self.config = config
-        self.file = file
+        self.file = PipelinePlace(file, config.member)
         self._readings = SharedReadings()
         self._status = StatusReader()
         self._rows = RowLog()

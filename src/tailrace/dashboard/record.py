@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.dashboard.fix import fix_of
-from tailrace.errors import TailraceError, name_file
+from tailrace.errors import PipelinePlace, TailraceError, name_file
 from tailrace.state import BatchRecord, OperatorRequest
 from tailrace.state.activity import BatchDetail, HourlyActivity
 from tailrace.state.record import ChangeCounts, DeadLetter
@@ -23,7 +23,7 @@ def request_to_dict(request: OperatorRequest) -> dict[str, Any]:
     return {**asdict(request), "at": iso(request.at), "done_at": iso(request.done_at)}
 
 
-def letter_to_dict(letter: DeadLetter, file: Path) -> dict[str, Any]:
+def letter_to_dict(letter: DeadLetter, file: Path | PipelinePlace) -> dict[str, Any]:
     """Without the change itself."""
     return {
         "id": letter.id,
@@ -61,7 +61,7 @@ def hour_to_dict(hour: HourlyActivity) -> dict[str, Any]:
     return {"hour": iso(hour.hour), **asdict(hour.counts)}
 
 
-def error_to_dict(error: TailraceError, file: Path) -> dict[str, Any]:
+def error_to_dict(error: TailraceError, file: Path | PipelinePlace) -> dict[str, Any]:
     return {
         "code": error.code,
         "docs": error.docs,

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from tailrace.dashboard.pipeline import WatchedPipeline
 from tailrace.errors import ConfigError
 from tailrace.option.value import is_loopback
 from tailrace.system.http_listener import HttpConnection, HttpServer, listening, secure
+from tailrace.system.trace import origin
 
 SHORTEST_TOKEN = 16
 """Characters. A token that can be guessed is none."""
@@ -82,7 +82,7 @@ class Dashboard:
         return f"{scheme}://{shown}:{self._listener.getsockname()[1]}/"
 
     def serve(self, stop: threading.Event, on_start: Callable[[], None] = lambda: None) -> None:
-        """JsonAnswer requests until `stop` is set; those that are under way are finished. Blocks."""
+        """Answer requests until `stop` is set; those that are under way are finished. Blocks."""
         asyncio.run(self._serve(stop, on_start))
 
     @contextmanager
@@ -101,10 +101,7 @@ class Dashboard:
         try:
             self.serve(stop)
         except Exception as error:  # noqa: BLE001 - whatever it is, the pipeline must go on
-            # Without the exception's text, which may hold anything.
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            reason = f"{type(error).__name__} in {place.filename}:{place.lineno}"
-            _log.error("the dashboard has ended with %s; the pipeline goes on", reason)
+            _log.error("the dashboard has ended with %s; the pipeline goes on", origin(error))
 
     async def _serve(self, stop: threading.Event, on_start: Callable[[], None]) -> None:
         # A store that does not answer holds up a few threads of its own, and no other pipeline.
@@ -162,6 +159,6 @@ def open_dashboard(
                 f"{names[one.name]} and {one.file} describe two pipelines of the name {one.name}",
                 fix="give each a `name` of its own, or serve them from two addresses",
             )
-        names[one.name] = one.file
+        names[one.name] = one.file.file
     with listening(options.address, _CONNECTIONS, option="--listen") as listener:
         yield Dashboard(pipelines, options, metrics, listener)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.dashboard.fix import fix_of
+from tailrace.errors import PipelinePlace
 from tailrace.state.status import PipelineStatus, SlotForecast
 
 SOON_SECONDS = 24 * 3600.0
@@ -15,7 +16,7 @@ SOON_SECONDS = 24 * 3600.0
 _GB = 1_000_000_000
 
 
-def slot_to_dict(status: PipelineStatus, name: str | None, file: Path) -> dict[str, Any] | None:
+def slot_to_dict(status: PipelineStatus, name: str | None, file: Path | PipelinePlace) -> dict[str, Any] | None:
     """The slot of a pipeline; None where its upstream has none."""
     slot, source = status.slot, status.source
     if slot is None:

@@ -34,7 +34,7 @@ class TableView:
     """The answer about one table."""
 
     config: PipelineConfig
-    file: Path
+    file: Path | errors.PipelinePlace
     table: TableStatus
 
     def read(self, store: StateStore) -> JsonAnswer:

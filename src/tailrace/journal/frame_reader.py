@@ -11,6 +11,7 @@ from tailrace.errors import RESYNC, DamagedError, LostError, PreflightError, Tai
 from tailrace.journal.frame import HEADER_BYTES, Frame, FrameRef, decode, is_sound
 from tailrace.journal.storage import JournalPlace, open_storage
 from tailrace.model.change import Position
+from tailrace.system.failpoint import reach
 from tailrace.system.phase import phase
 
 AGAIN = f"start again: the receiver takes them in again if the upstream still has them; if that fails, {RESYNC}"
@@ -60,6 +61,7 @@ class FrameReader:
         """A repeat does nothing."""
 
     def _range(self, name: str, offset: int, length: int, ref: FrameRef) -> memoryview:
+        reach("journal.before_read")
         try:
             stored = self._storage.read_range(name, offset, length)
         except FileNotFoundError as error:

@@ -10,12 +10,12 @@ Derive your own class from `Source` or, if the upstream keeps its changes in ord
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 
@@ -38,10 +38,21 @@ PIPELINE = "pipeline"
 """The reader name of the pipeline itself."""
 
 
+def reader_of(destination: str) -> str:
+    """The reader name of one of the pipeline's several destinations."""
+    return f"{PIPELINE} {destination}"
+
+
 def _every_table() -> TableOptions:
     from tailrace.option.table import TableOptions
 
     return TableOptions()
+
+
+def name_reader(reader: str) -> str:
+    """A reader as people know it."""
+    own = reader.removeprefix(reader_of(""))
+    return f"the destination {own}" if own != reader else f"the reader {reader!r}"
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,11 @@ class SourceContext:
     tables: TableOptions = field(default_factory=_every_table)
     state_dir: Path = Path(".tailrace")
     reader: str = PIPELINE
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether the reader is the pipeline itself, or one of its destinations."""
+        return self.reader == PIPELINE or self.reader.startswith(reader_of(""))
 
     def policy_of(self, table: object) -> str:
         """The policy of a table when its columns change upstream."""
@@ -178,6 +194,22 @@ class Source(ABC):
         """
         remove(self.folder)
 
+    def forget(self) -> None:
+        """Forget this reader alone, while others of the same upstream go on. A repeat changes nothing.
+
+        By default what `reset` does, which concerns only this reader where nothing is shared.
+        """
+        self.reset()
+
+    def readers(self) -> Collection[str]:
+        """The readers for which something is kept here: cursors, or folders of their own, as by default."""
+        folder = self.context.state_dir / self.options.type
+        return [unquote(each.name) for each in folder.iterdir()] if folder.is_dir() else []
+
+    def slowest_reader(self) -> str | None:
+        """The reader for which the oldest changes are kept here; None where that is not known."""
+        return None
+
     def require_received(self, position: str) -> None:  # noqa: B027 - an upstream that can be read again is common
         """Raise LostError when what the upstream was told it may forget, up to this position, is no longer here.
 
@@ -208,3 +240,11 @@ class Source(ABC):
         Such a range gets no batch, so without this an idle table would seem to lag. None when not known.
         """
         return None
+
+
+def forget_former(source: Source, readers: Collection[str]) -> None:
+    """Let go of what is kept for a pipeline, or for destinations of it, that its file no longer has."""
+    for reader in source.readers():
+        context = replace(source.context, reader=reader)
+        if context.is_pipeline and reader not in readers:
+            replace(source, context=context).forget()

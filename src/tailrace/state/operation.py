@@ -69,22 +69,24 @@ def leave_requests(address: StoreAddress, kind: RequestKind, table: str | None, 
     """Record a request for one table, or for all that it can do something for.
 
     A table that needs none of it, such as a retry of one that is not in error, is said so and nothing is asked. Raises
-    ConfigError for a table the pipeline does not know, and for one that has nothing to skip.
+    ConfigError for a table the pipeline does not know, and where nothing waits to be skipped. The `argument` of a skip
+    is the number of the one dead letter that is meant.
     """
     with address.open_reading() as reader:
         pipeline = reader.pipeline().name
         records = {record.name: record for record in reader.tables()}
         known = list(records)
         opened = open_requests(reader.open_requests())
-        waiting = {letter.table for letter in reader.dead_letters(status="waiting")} if kind == "skip" else set()
+        waiting = reader.dead_letters(table, "waiting") if kind == "skip" else []
     if table is not None and table not in known:
         raise ConfigError(
             f"pipeline {pipeline} has no table {table}{suggest(table, known)}",
             fix="`tailrace status FILE` lists its tables",
         )
-    if kind == "skip" and table not in waiting:
+    if kind == "skip" and not any(argument is None or str(letter.id) == argument for letter in waiting):
+        which = "no change" if argument is None else f"no change {argument}"
         raise ConfigError(
-            f"no change of {table} waits to be skipped",
+            f"{which} of {table} waits to be skipped",
             fix="`tailrace errors list FILE` lists what waits; `tailrace status FILE` says why a table is in error",
         )
     wanted = [name for name in ([table] if table is not None else known) if is_of_use(kind, records[name], opened)]

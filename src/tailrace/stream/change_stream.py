@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from tailrace.config.pipeline import load
+from tailrace.config.pipeline import load_all
 from tailrace.config.registry import open_source
 from tailrace.errors import ConfigError, SchemaChangedError, suggest
 from tailrace.model.change import EXACT, UNCHANGED, Changes, Op, op_names, position_texts
@@ -25,7 +25,7 @@ from tailrace.model.collapse import fit
 from tailrace.model.schema import TableName, TableSchema
 from tailrace.model.value_text import object_text
 from tailrace.source.follower import Limit, Offset
-from tailrace.source.source import PIPELINE, Source
+from tailrace.source.source import Source, SourceContext
 from tailrace.stream.data_source import BlockPartition, BlockReader, Feed
 
 _OPTIONS = ["config", "table", "reader"]
@@ -67,10 +67,10 @@ class StreamRequest:
         path = options.get("config")
         if not path:
             raise ConfigError("the stream has no config", fix='add .option("config", "shop.yaml")')
-        config = load(path)
+        config = load_all(path)[0]
         name = options.get("table")
         reader = options.get("reader") or f"stream {name or 'every table'}"
-        if reader == PIPELINE:
+        if SourceContext(reader=reader).is_pipeline:
             raise ConfigError(
                 f"the pipeline itself uses the reader name {reader!r}", fix='use another name as "reader"'
             )

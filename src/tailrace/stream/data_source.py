@@ -31,6 +31,7 @@ from tailrace.source.split import ScanSplit, Split, weigh
 from tailrace.state import StateStore, StoreAddress, TableState
 from tailrace.state.planned import START_OF_STREAM
 from tailrace.stream.block import SCHEMA, CopyReceipt, Pickled, error_row, log_row, staged_row, unfit_value
+from tailrace.stream.executor_check import OPEN_GATE, ExecutorGate
 from tailrace.stream.spark_error import portable_errors
 from tailrace.stream.worker import begin, give_back_memory, leave_quietly
 from tailrace.system import atomic_file
@@ -53,7 +54,8 @@ class Feed:
     """What a stream is made of. With a `destination`, copied rows are staged there, or in the `stage`, by the task that
     reads them, and only their receipts cross Spark; changes cross it as references to where they are. `state` is where
     errors, requests of operators and schema versions are, and `run` the number of the run that may write there. With
-    `follows_cores` the number of lanes is that of the cores that the pipeline last noted in the cores file."""
+    `follows_cores` the number of lanes is that of the cores that the pipeline last noted in the cores file. Each
+    process that reads passes the `gate` first."""
 
     source: Source
     limit: Limit
@@ -63,6 +65,7 @@ class Feed:
     run: int = 0
     stage: Stage | None = None
     follows_cores: bool = False
+    gate: ExecutorGate = OPEN_GATE
 
     def cores(self) -> int:
         """The cores that are registered now; 0: not known."""
@@ -253,6 +256,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         begin()
         with portable_errors():
+            self.feed.gate.require()
             yield from self._rows(partition)
 
     def _rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

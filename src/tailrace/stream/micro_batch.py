@@ -28,6 +28,7 @@ from tailrace.source.source import Source
 from tailrace.source.split import Split, weigh
 from tailrace.stream import upkeep
 from tailrace.stream.block import ERROR, LOG, BlockRow, rows_of, unfit_value
+from tailrace.stream.executor_check import OPEN_GATE, ExecutorGate
 from tailrace.stream.spark_error import portable_errors
 from tailrace.stream.worker import begin, give_back_memory
 from tailrace.system.failpoint import reach
@@ -122,7 +123,7 @@ class Applier:
     """Applies the lanes of a micro-batch. Pickled to executors.
 
     `upkeep_in_background`: housekeeping does not hold up the batch, but ends with the worker. A run that ends after a
-    few batches would never complete any.
+    few batches would never complete any. Each process that applies lanes passes the `gate` first.
     """
 
     source: Source
@@ -130,6 +131,7 @@ class Applier:
     lanes: int
     stage: Stage
     upkeep_in_background: bool = False
+    gate: ExecutorGate = OPEN_GATE
 
     def apply(self, blocks: DataFrame, batch: Batch, known: KnownTables) -> list[TableResult]:
         """Run the batch's only job. Called by `foreachBatch`, again for the same batch after a crash."""
@@ -147,6 +149,7 @@ class Applier:
     ) -> Iterator[pa.RecordBatch]:
         """One lane: its tables one after the other. An error of one table does not stop the others."""
         begin()
+        self.gate.require()
         take()
         rows = sorted(chain.from_iterable(map(rows_of, batches)), key=lambda row: (row.table, row.kind, row.first))
         copies = {

@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
@@ -25,7 +25,7 @@ from tailrace.destination import Batch, Committer, Destination, EventDestination
 from tailrace.errors import ConfigError, Finding, TailraceError, UnavailableError, problems, require, require_some
 from tailrace.model.last_batch import LastBatch
 from tailrace.source.follower import Limit, Offset
-from tailrace.source.source import Source, SourceContext
+from tailrace.source.source import PIPELINE, Source, SourceContext, forget_former
 from tailrace.state import RunnerLock, StateStore, StoreAddress
 from tailrace.state.applied import WHOLE
 from tailrace.state.status import PipelineStatus
@@ -34,7 +34,7 @@ from tailrace.stream.checkpoint import Checkpoint
 from tailrace.stream.commit_listener import CommitListener
 from tailrace.stream.data_source import Feed, bound, drain_file, lanes_for, note_cores
 from tailrace.stream.destination_check import DestinationCheck
-from tailrace.stream.executor_check import require_executors
+from tailrace.stream.executor_check import ExecutorGate, kept_gate, require_executors
 from tailrace.stream.inspection import Inspection
 from tailrace.stream.micro_batch import Applier, KnownTables
 from tailrace.stream.progress import EVENT_SECONDS, ProgressRecorder
@@ -86,7 +86,7 @@ class PipelineRun:
         self.committer.poll()
         gear = self.recorder.note_source()
         self.recorder.note_delivery(self.committer.delivery())
-        is_checking = self.supervisor.poll(is_full=gear == "full")
+        is_checking = self.supervisor.poll(is_full=gear == "full" and not self.recorder.waits_for_another())
         self.show()
         return is_checking
 
@@ -130,13 +130,13 @@ class Pipeline:
         self._init(config, bound, address)
 
     @classmethod
-    def from_config(cls, config: PipelineConfig) -> Pipeline:
+    def from_config(cls, config: PipelineConfig) -> Self:
         pipeline = cls.__new__(cls)
         pipeline._init(config)
         return pipeline
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Pipeline:
+    def from_file(cls, path: str | Path) -> Self:
         return cls.from_config(configuration.load(path))
 
     def _init(self, config: PipelineConfig, source: Source | None = None, store: StoreAddress | None = None) -> None:
@@ -197,15 +197,11 @@ class Pipeline:
             is_moved = self._note_destination(store)
             drain_file(Path(self.config.state)).unlink(missing_ok=True)
             try:
-                self.source.prepare(self._draining.is_set)
+                self._receive(store, stack)
             except UnavailableError:
                 if self._draining.is_set():
                     return
                 raise
-            reach("pipeline.prepared")
-            if (status := store.source_status()) is not None and status.received is not None:
-                self.source.require_received(status.received)
-            stack.enter_context(self.source.receive())
             committer = stack.enter_context(self.destination.committer(self.config.name))
             recorder = ProgressRecorder(store, self.source, self.config.tables)
             recorder.open_tables(self.source.tables())
@@ -225,7 +221,7 @@ class Pipeline:
             supervisor.poll()
             if self._draining.is_set():
                 return
-            session = build_session(self.config.name, self.config.spark.master, self.config.spark.conf)
+            session = self._open_session()
             listener = CommitListener(self.config.name, partial(self._committed, recorder, committer))
             session.streams.addListener(listener)
             stack.callback(session.streams.removeListener, listener)
@@ -260,6 +256,28 @@ class Pipeline:
                 return store.last_batch() is not None
         except ConfigError:
             return False
+
+    def _receive(self, store: StateStore, stack: ExitStack) -> None:
+        """Prepare the source, and receive what it pushes until the stack is closed."""
+        self.source.prepare(self._draining.is_set)
+        reach("pipeline.prepared")
+        self._require_received(store)
+        forget_former(self.source, {PIPELINE})
+        stack.enter_context(self.source.receive())
+
+    def _require_received(self, store: StateStore) -> None:
+        if (status := store.source_status()) is not None and status.received is not None:
+            self.source.require_received(status.received)
+
+    def _open_session(self) -> SparkSession:
+        return build_session(self.config.name, self.config.spark.master, self.config.spark.conf)
+
+    def _cores_of(self, session: SparkSession) -> int:
+        """The cores that are registered now, as far as they are this pipeline's."""
+        return session.sparkContext.defaultParallelism
+
+    def _lanes_of(self, cores: int) -> int:
+        return self.destination.lanes or lanes_for(cores)
 
     @property
     def _checkpoint(self) -> Checkpoint:
@@ -314,7 +332,10 @@ class Pipeline:
                 if not is_compared:
                     self._require_fit(run)
                     is_compared = True
-                self._run_query(run)
+                with kept_gate(
+                    self.config.spark.master, self.config.name, self._shared_folders, is_new=run.recorder.last_batch < 0
+                ) as gate:
+                    self._run_query(run, gate)
                 if run.is_done(self._draining.is_set):
                     return
             except UnavailableError as error:
@@ -336,20 +357,20 @@ class Pipeline:
                 run.show()
             wait(min(left, STATUS_SECONDS), self._draining.is_set)
 
-    def _run_query(self, run: PipelineRun) -> None:
+    def _run_query(self, run: PipelineRun, gate: ExecutorGate) -> None:
         config, session, recorder = self.config, run.session, run.recorder
         self._record_last_batch(recorder)
         # Executors may come and go, so lanes follow the cores from batch to batch, unless the destination sets them.
         cores = self._note_cores(session)
-        lanes = self.destination.lanes or lanes_for(cores)
+        lanes = self._lanes_of(cores)
         stage = self._stage
         limit = Limit(config.batch.max_rows, config.batch.max_bytes)
         # A name that was registered in one session cannot be registered in the next.
-        format_name = f"tailrace_{config.name}_{uuid.uuid4().hex}"
+        format_name = f"tailrace_{uuid.uuid4().hex}"
         feed = Feed(self.source, limit, lanes, Pickled.of(self.destination), self.store, run.number, stage)
-        feed = replace(feed, follows_cores=not self.destination.lanes)
+        feed = replace(feed, follows_cores=not self.destination.lanes, gate=gate)
         session.dataSource.register(bound(feed, format_name))
-        applier = Applier(self.source, self.destination, lanes, stage, upkeep_in_background=not run.once)
+        applier = Applier(self.source, self.destination, lanes, stage, not run.once, gate)
 
         @portable_errors()
         def apply(blocks: DataFrame, batch_id: int) -> None:
@@ -367,7 +388,7 @@ class Pipeline:
                 known = recorder.known_tables()
                 batch = Batch(run.check.pipeline, batch_id, end, self._known_whole(known))
                 with run.committer.batch(batch):
-                    lanes = self.destination.lanes or lanes_for(session.sparkContext.defaultParallelism)
+                    lanes = self._lanes_of(self._cores_of(session))
                     results = replace(applier, lanes=lanes).apply(blocks, batch, known)
                 recorder.applied(batch, results, run.committer.last_batch(batch.pipeline))
                 reach("pipeline.applied")
@@ -400,7 +421,7 @@ class Pipeline:
 
     def _note_cores(self, session: SparkSession) -> int:
         """The cores that are registered now, also noted for the planner."""
-        cores = session.sparkContext.defaultParallelism
+        cores = self._cores_of(session)
         note_cores(Path(self.config.state), cores)
         return cores
 

@@ -17,7 +17,7 @@ from tailrace.model.last_batch import LastBatch
 from tailrace.model.schema import TableSchema
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import Offset, TableProgress
-from tailrace.source.source import Source
+from tailrace.source.source import Source, name_reader
 from tailrace.state import BatchRecord, SourceStatus, StateStore, TableRecord, TableState, TableUpdate
 from tailrace.state.applied import WHOLE
 from tailrace.state.record import ChangeCounts
@@ -365,9 +365,19 @@ class ProgressRecorder:
             counts, self._counts = self._counts, ChangeCounts()
         self._store.put_sample(take_sample(self._store, source, self._clock(), seconds, counts))
 
+    def waits_for_another(self) -> bool:
+        """Whether what the journal keeps is kept for another reader of it."""
+        return self._source.slowest_reader() not in (None, self._source.context.reader)
+
     def _why_full(self) -> tuple[str, str]:
         """Why the journal has no room, and what to do. It keeps the log of a copy until the table has read it."""
         raise_it = "raise `journal.max_bytes` of the source and start the pipeline again"
+        if self.waits_for_another():
+            who = name_reader(str(self._source.slowest_reader()))
+            return (
+                f"the journal is full: it keeps the log for {who}",
+                f"let that one go on, or remove it; or, if the disk has room, {raise_it}",
+            )
         held = [one for one in self._progress.values() if one.phase in ("copy", "catchup")]
         first = min(held, key=lambda one: one.position, default=None)
         table = self._store.table(first.upstream_id) if first is not None else None

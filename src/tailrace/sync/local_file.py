@@ -19,9 +19,9 @@ from tailrace.capture import trigger
 from tailrace.capture.layout import DEFAULT_TABLE, SYNC_TABLES, has_table, list_tables, quoted, transaction
 from tailrace.capture.replica import open_file
 from tailrace.capture.tape import Tape, TapeMark, check_sequence, read_tape_mark
-from tailrace.errors import OwnedError, PreflightError
+from tailrace.errors import DamagedError, OwnedError, PreflightError
 from tailrace.sync.preflight import MARK_TABLE, require_syncable
-from tailrace.sync.remote import Remote
+from tailrace.sync.remote import Remote, part_of
 from tailrace.sync.schema import describe
 from tailrace.sync.statement import OwnChange
 from tailrace.system import failpoint
@@ -35,6 +35,29 @@ _START_OVER = "move the file away and sync again: it is made again from the remo
 
 def image_of(path: Path) -> Path:
     return path.with_name(path.name + "-remote")
+
+
+@contextmanager
+def checking_image(path: Path) -> Iterator[None]:
+    """Raise DamagedError for an error of SQLite, if the image is no whole database. The next pull makes it again."""
+    try:
+        yield
+    except sqlite3.DatabaseError:
+        if _is_whole(image_of(path)):
+            raise
+        image_of(path).unlink()
+        raise DamagedError(
+            f"the pages that the remote sent for {path} are no whole database",
+            fix="sync again, which fetches all of them; if it stays, try PRAGMA integrity_check on the remote",
+        ) from None
+
+
+def _is_whole(image: Path) -> bool:
+    try:
+        with closing(sqlite3.connect(f"{image.resolve().as_uri()}?immutable=1", uri=True)) as connection:
+            return bool(connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))
+    except sqlite3.DatabaseError:
+        return False
 
 
 @contextmanager
@@ -54,14 +77,15 @@ def syncing_alone(path: Path) -> Iterator[None]:
 def bootstrap(path: Path, address: str, remote: Remote) -> int:
     """Make the file as a copy of the remote, and return how many rows it has. A repeat after a crash begins again."""
     image = image_of(path)
-    image.unlink(missing_ok=True)
+    for leftover in (image, part_of(image)):
+        leftover.unlink(missing_ok=True)
     revision = remote.pull("", image)
     assert revision is not None
     draft = path.with_name(path.name + ".new")
     for leftover in (draft, Path(f"{draft}-wal"), Path(f"{draft}-shm"), Path(f"{draft}-journal")):
         leftover.unlink(missing_ok=True)
     shutil.copyfile(image, draft)
-    with closing(sqlite3.connect(draft, isolation_level=None)) as connection:
+    with checking_image(path), closing(sqlite3.connect(draft, isolation_level=None)) as connection:
         require_syncable(connection)
         tables = [name for name in list_tables(connection) if name != MARK_TABLE]
         rows = sum(connection.execute(f"SELECT count(*) FROM {quoted(name)}").fetchone()[0] for name in tables)

@@ -7,10 +7,10 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import apsw
@@ -18,6 +18,7 @@ import urllib3
 
 from tailrace.errors import ConfigError, PreflightError, TailraceError, UnavailableError
 from tailrace.option.value import Secret
+from tailrace.sync.file_error import naming
 from tailrace.sync.file_stamp import LOOK_SECONDS, FileStamp, read_stamp
 from tailrace.sync.hrana import Step, decode_value, encode_query, encode_transaction
 from tailrace.sync.preflight import MARK_TABLE, require_servable
@@ -29,12 +30,17 @@ from tailrace.system.side_file import make_side_file
 _SECONDS = 120.0
 _LARGEST_BYTES = 1_000_000_000
 """SQLite's own limit: no stranger writes into a file of this machine."""
+_LARGEST_PAGES = (1 << 32) - 2
+_ANSWER_BYTES = 64 << 20
 _MARK = f"SELECT pull_gen, change_id FROM {MARK_TABLE} WHERE client_id = ?"
 _FIXES = {
     401: "set the token: --token-env NAME",
     403: "set the token: --token-env NAME",
     413: "start the server with a larger --max-body",
 }
+
+
+_Read = TypeVar("_Read")
 
 
 class RefusedPushError(TailraceError):
@@ -57,7 +63,7 @@ class Remote(Protocol):
     def pull(self, revision: str, image: Path) -> str | None:
         """Bring the image from a revision to the current one, which is returned; None if nothing changed.
 
-        Interrupted, it leaves an image that only the same pull repairs: pages that changed since `revision`.
+        Interrupted, it may leave a part of an image instead, which the same pull completes.
         """
         ...
 
@@ -105,9 +111,9 @@ class HttpRemote:
         try:
             messages = read_delimited(lambda size: self._counted(answer.read(size)))
             header = PullHeader.decode(next(messages, b""))
-            if header.revision == revision and revision:
-                return None
-            write_pages(image, header.pages, map(decode_page, messages))
+            is_new = header.revision != revision or not revision
+            if is_new:
+                write_pages(image, header.pages, map(decode_page, messages))
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise self._unavailable("the answer broke off") from error
         except MalformedMessageError as error:
@@ -115,8 +121,11 @@ class HttpRemote:
                 f"{self._shown} does not answer as a sync server: {error}", fix="check the URL of the remote"
             ) from None
         finally:
-            answer.release_conn()
-        return header.revision
+            answer.close()  # its connection is kept if all of it was read
+        if is_new:
+            return header.revision
+        # Of a pull that broke off, no one knows which pages the image has.
+        return None if image.exists() else self.pull("", image)
 
     def wait(self, revision: str, seconds: float) -> bool:
         """A long poll. Of its answer only the revision is read: another client may change it before the pull."""
@@ -130,22 +139,24 @@ class HttpRemote:
             answer.close()
 
     def mark(self, client: str) -> PushMark:
-        return _read_mark(self._batch(encode_query(_MARK, (client,))))
+        return self._batch(encode_query(_MARK, (client,)), _read_mark)
 
     def push(self, steps: Sequence[Step]) -> None:
-        _require_success(self._batch(encode_transaction(steps)))
+        self._batch(encode_transaction(steps), _require_success)
 
-    def _batch(self, request: dict[str, Any]) -> Any:
+    def _batch(self, request: dict[str, Any], read: Callable[[Any], _Read]) -> _Read:
         answer = self._post("v2/pipeline", json.dumps(request, ensure_ascii=False).encode(), "application/json")
         try:
-            content = self._counted(answer.read())
-            return json.loads(content)["results"][0]["response"]["result"]
+            content = self._counted(answer.read(_ANSWER_BYTES))
+            return read(json.loads(content)["results"][0]["response"]["result"])
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise self._unavailable("the answer broke off") from error
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, AttributeError):
             raise PreflightError(
                 f"{self._shown} does not answer as a sync server", fix="check the URL of the remote"
             ) from None
+        finally:
+            answer.close()
 
     def _post(self, path: str, body: bytes, kind: str) -> urllib3.BaseHTTPResponse:
         self.sent += len(body)
@@ -163,12 +174,14 @@ class HttpRemote:
             raise self._unavailable(why) from error
         if answer.status == 200:
             return answer
-        reason = answer.read(300).decode("utf-8", "replace")
-        answer.release_conn()
+        # Something else than a sync server may answer anything.
+        is_text = answer.headers.get("Content-Type", "").startswith("text/plain")
+        reason = f": {answer.read(300).decode('utf-8', 'replace')}" if is_text else ""
+        answer.close()
         if answer.status >= 500 or answer.status in (408, 429):
             raise self._unavailable(f"it answers {answer.status}")
         fix = _FIXES.get(answer.status, "check the URL of the remote")
-        raise PreflightError(f"{self._shown} answers {answer.status}: {reason}", fix=fix)
+        raise PreflightError(f"{self._shown} answers {answer.status}{reason}", fix=fix)
 
     def _counted(self, data: bytes) -> bytes:
         self.received += len(data)
@@ -238,6 +251,7 @@ class FileRemote:
         if turso_lock.is_locked_whole(self._path):
             raise UnavailableError(f"{self._path} is open in Turso", fix="close it there, then sync again")
         with (
+            naming(self._path),
             turso_lock.shut_out(self._path),
             closing(SqlBatch(self._path, seconds=_SECONDS, largest_bytes=_LARGEST_BYTES)) as batch,
         ):
@@ -267,10 +281,20 @@ def _require_success(result: Any) -> None:
         raise RefusedPushError("the remote did not commit a push", fix="sync again")
 
 
+def part_of(image: Path) -> Path:
+    """Where an image is while pages are written into it."""
+    return image.with_name(image.name + ".part")
+
+
 def write_pages(image: Path, pages: int, changed: Iterator[tuple[int, bytes]]) -> None:
-    """Write pages into the image, durable when this returns."""
-    file = os.open(image, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Write pages into the image, durable when this returns. Interrupted, it leaves the part of the image."""
+    part = part_of(image)
+    if image.exists():
+        image.rename(part)
+    file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
+        if pages > _LARGEST_PAGES:
+            raise MalformedMessageError(f"a database cannot have {pages} pages")
         for number, data in changed:
             if number >= pages:
                 raise MalformedMessageError("a page is beyond the end of its database")
@@ -281,3 +305,4 @@ def write_pages(image: Path, pages: int, changed: Iterator[tuple[int, bytes]]) -
         os.fsync(file)
     finally:
         os.close(file)
+    part.rename(image)

@@ -17,6 +17,7 @@ from typing import Any
 import apsw
 
 from tailrace.errors import ConfigError, OwnedError, PreflightError, UnavailableError
+from tailrace.sync.file_error import naming
 from tailrace.sync.page_history import PageHistory, digest
 from tailrace.sync.preflight import require_servable
 from tailrace.sync.sql_batch import SqlBatch
@@ -53,20 +54,18 @@ class ServedFile:
         self._wal: WalScan | None = None
         self._is_free = False
         try:
-            _lock_out(path, self._held)
-            self._batch = SqlBatch(path, seconds=seconds, largest_bytes=largest_bytes)
-            self._prepare()
-            self._side = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-            self._side.set_busy_timeout(_BUSY_MILLISECONDS)
-            self._pin()
-            self._wal = WalScan(path, self._recover)
-            history = Path(f"{path}-sync")
-            make_side_file(history, path)
-            self._history = PageHistory(history, history_bytes)
-            self._recorded = self._begin()
-        except apsw.NotADBError:
-            self.close()
-            raise ConfigError(f"{path} is not an SQLite database", fix="check the path") from None
+            with naming(path):
+                _lock_out(path, self._held)
+                self._batch = SqlBatch(path, seconds=seconds, largest_bytes=largest_bytes)
+                self._prepare()
+                self._side = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+                self._side.set_busy_timeout(_BUSY_MILLISECONDS)
+                self._pin()
+                self._wal = WalScan(path, self._recover)
+                history = Path(f"{path}-sync")
+                make_side_file(history, path)
+                self._history = PageHistory(history, history_bytes)
+                self._recorded = self._begin()
         except BaseException:
             self.close()
             raise

@@ -12,7 +12,6 @@ import hmac
 import json
 import logging
 import time
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ from tailrace.sync.protobuf import (
 )
 from tailrace.sync.served_file import ServedFile, UnknownRevisionError
 from tailrace.sync.served_tape import ServedTape
+from tailrace.system.trace import origin
 
 _log = logging.getLogger(__name__)
 
@@ -246,5 +246,4 @@ class _PagesResponse(StreamingResponse):
 
 
 def _report(error: Exception) -> None:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    _log.error("unexpected %s in %s:%s", type(error).__name__, frame.filename, frame.lineno)
+    _log.error("unexpected %s", origin(error))

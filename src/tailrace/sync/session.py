@@ -15,10 +15,10 @@ from tailrace.option.value import Secret
 from tailrace.sync.change_watch import ChangeWatch
 from tailrace.sync.conflict import Decide, choose
 from tailrace.sync.hrana import SqlValue, Step
-from tailrace.sync.local_file import LocalFile, bootstrap, image_of, opened, syncing_alone
+from tailrace.sync.local_file import LocalFile, bootstrap, checking_image, image_of, opened, syncing_alone
 from tailrace.sync.preflight import MARK_TABLE
 from tailrace.sync.pull import Pulled, apply_image, attached
-from tailrace.sync.remote import FileRemote, PushMark, RefusedPushError, Remote, open_remote
+from tailrace.sync.remote import FileRemote, PushMark, RefusedPushError, Remote, open_remote, part_of
 from tailrace.sync.schema import push_schema
 from tailrace.sync.statement import OwnChange, bind, insert
 from tailrace.system import failpoint
@@ -143,12 +143,13 @@ class SyncSession:
                 pause = min(max(2 * pause, 1.0), _LONGEST_PAUSE_SECONDS)
 
     def _pull(self, local: LocalFile, pulled: Pulled) -> None:
-        # A crash may have left an image that belongs to no revision; the same pull completes it.
-        revision = local.get("revision") if image_of(self._path).exists() else ""
-        new = self._remote.pull(revision, image_of(self._path))
+        image = image_of(self._path)
+        revision = local.get("revision") if image.exists() or part_of(image).exists() else ""
+        new = self._remote.pull(revision, image)
         failpoint.reach("sync.image")
         if new is not None:
-            apply_image(local, new, self._decide, pulled)
+            with checking_image(self._path):
+                apply_image(local, new, self._decide, pulled)
 
     def _fence(self, local: LocalFile) -> None:
         """Make sure that no push of this replica is still on its way, before a pull gives its changes new ids.

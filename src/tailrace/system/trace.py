@@ -53,6 +53,12 @@ def place_of(error: BaseException) -> str | None:
     return notes[-1].removeprefix(_NOTE) if notes else None
 
 
+def origin(error: BaseException) -> str:
+    """The type of an error and where it was raised, on one line."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {frame.filename}:{frame.lineno}"
+
+
 def outline(error: BaseException) -> str:
     """The types and frames of an error and of all its causes, newest first."""
     lines: list[str] = []

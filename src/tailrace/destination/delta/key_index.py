@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from tailrace.destination.delta import deletion_vector, key_file, key_hash
+from tailrace.destination.delta import deletion_vector, key_cache, key_file, key_hash
 from tailrace.destination.delta.column import DeltaLayout
 from tailrace.destination.delta.data_file import DataFile
 from tailrace.destination.delta.file_reader import read_columns
@@ -31,7 +31,6 @@ from tailrace.destination.delta.option import Updates
 from tailrace.destination.delta.projection import AS_IS, ColumnReading
 from tailrace.destination.delta.table_folder import OWN, TablePath
 from tailrace.model import key as keys
-from tailrace.system.cache_folder import cache_folder
 
 _log = logging.getLogger(__name__)
 
@@ -212,7 +211,7 @@ def key_folder(place: TablePath) -> Path:
     """The folder of a table's key files: next to the table on a disk; on this machine for an object store."""
     if place.is_local:
         return Path(place.base, OWN, _KEYS)
-    return cache_folder() / _KEYS / hashlib.sha256(place.uri.encode()).hexdigest()[:32]
+    return key_cache.folder_for(place.uri)
 
 
 def key_name(file: DataFile) -> str:
@@ -231,12 +230,17 @@ def _stored_keys(
     Where that is not possible, because the disk is full for example, the keys are held in memory.
     """
     with _no_disk(place):
-        if (found := key_file.open(key_folder(place) / key_name(file), signature)) is not None:
+        path = key_folder(place) / key_name(file)
+        if (found := key_file.open(path, signature)) is not None:
+            if not place.is_local:
+                key_cache.note_use(path)
             return found
     keys_read = _read_keys(place, file, kinds, reading)
     with _no_disk(place):
         path = key_folder(place) / key_name(file)
         key_file.write(path, keys_read, signature)
+        if not place.is_local:
+            key_cache.sweep_if_due()
         # It may be gone already: maintenance deletes key files that the version it looks at does not need.
         if (found := key_file.open(path, signature)) is not None:
             return found

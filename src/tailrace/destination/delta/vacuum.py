@@ -6,7 +6,7 @@ data files     that no version of the log lists: once they are older than `vacuu
                its files yet.
 vectors        that the newest version does not use: an hour after that was first seen. Vacuums of others do not know
                this folder.
-key files      of data files that are gone, and unfinished ones: once they are an hour old.
+key files      of data files that are gone, and unfinished ones: once they are an hour old. See also `key_cache.py`.
 drafts         that a killed process left in the log and among the notes: once they are an hour old.
 
 The hour is for readers that have opened a version, and for files that a batch has written and not committed yet. On one
@@ -24,6 +24,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from tailrace.destination import copy
+from tailrace.destination.delta import key_cache
 from tailrace.destination.delta.data_file import DataFile
 from tailrace.destination.delta.key_index import key_folder, key_name
 from tailrace.destination.delta.log import DeltaSnapshot
@@ -159,6 +160,9 @@ def _collect_key_files(snapshot: DeltaSnapshot, now: float) -> None:
     for path in key_folder(snapshot.place).glob("*"):
         if path.name not in wanted:
             _delete_old(path, now)
+        elif not snapshot.place.is_local:
+            # A process that has mapped it long ago does not open it again.
+            key_cache.note_use(path)
 
 
 def _collect_drafts(place: TablePath, now: float) -> None:

@@ -142,7 +142,7 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         if not self.source.is_pipeline or (after, upto) == self._passed or self._owes_pass:
             return
         self._passed, self._passed_at = (after, upto), time.monotonic()
-        write_status(self.source.folder, FOLLOWER, {"passed": [str(after), str(upto)]})
+        write_status(self.source.folder, self.source.follower_status, {"passed": [str(after), str(upto)]})
 
     def _require_sent_again(self, applied: Position) -> None:
         """The journal ends before what was applied: a crash lost frames that were read there but not durable yet.

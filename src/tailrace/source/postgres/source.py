@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ from psycopg import sql
 
 from tailrace import errors
 from tailrace.errors import Finding, LostError, TailraceError, UnavailableError
-from tailrace.journal import Cursor, Journal, JournalReader, ObjectPlace
+from tailrace.journal import Cursor, Journal, JournalReader, ObjectPlace, cursors
 from tailrace.model.change import START, Changes
 from tailrace.model.schema import TableSchema
 from tailrace.model.source_status import SourceStatus
@@ -87,6 +87,12 @@ class PostgresSource(Source):
         return self.folder / f"{quote(self.context.reader, safe='')}.versions"
 
     @property
+    def follower_status(self) -> str:
+        """The name of the status that this reader's follower leaves."""
+        own = self.context.reader != PIPELINE
+        return f"{FOLLOWER}.{quote(self.context.reader, safe='')}" if own else FOLLOWER
+
+    @property
     def copy_tasks(self) -> int | None:
         return self.options.copying.parallel
 
@@ -98,7 +104,7 @@ class PostgresSource(Source):
     @property
     def is_pipeline(self) -> bool:
         """Whether this is the pipeline itself, and not another reader of its journal."""
-        return self.context.reader == PIPELINE
+        return self.context.is_pipeline
 
     @property
     def extends_publication(self) -> bool:
@@ -199,6 +205,16 @@ class PostgresSource(Source):
         if isinstance(self.journal, ObjectPlace):
             remove(self.folder)
 
+    def forget(self) -> None:
+        Cursor(self.journal, self.context.reader).drop()
+        remove(self.schema_file)
+
+    def readers(self) -> Collection[str]:
+        return cursors(self.journal)
+
+    def slowest_reader(self) -> str | None:
+        return min(cursors(self.journal).items(), key=lambda item: item[1], default=(None, START))[0]
+
     def receive(self) -> Child:
         return self.receiver()
 
@@ -248,7 +264,7 @@ class PostgresSource(Source):
         )
 
     def idle_until(self) -> tuple[str, str] | None:
-        passed = read_status(self.folder, FOLLOWER).get("passed")
+        passed = read_status(self.folder, self.follower_status).get("passed")
         return (passed[0], passed[1]) if passed else None
 
     def receiver(self, *, patience_seconds: float = 0.0) -> Child:

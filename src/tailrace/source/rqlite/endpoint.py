@@ -17,7 +17,6 @@ import asyncio
 import hmac
 import logging
 import time
-import traceback
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -37,6 +36,7 @@ from tailrace.errors import TailraceError, UnavailableError
 from tailrace.source.rqlite.attempt import AttemptLog
 from tailrace.source.rqlite.cluster_journal import Cluster
 from tailrace.source.rqlite.request import NotOursError, PostedRequest, digest_of, parse
+from tailrace.system.trace import origin
 
 # The receiver's metrics in Prometheus's text format. Labels name services, never rows.
 
@@ -139,9 +139,7 @@ class Lane:
             try:
                 outcomes = await asyncio.to_thread(self.cluster.commit, [request for request, _ in group])
             except Exception as error:  # noqa: BLE001 - every request gets its answer, and rqlite sends these again
-                # Leave out the exception's text. It may hold anything, even row values.
-                place = traceback.extract_tb(error.__traceback__)[-1]
-                reason = f"storing failed: {type(error).__name__} in {place.filename}:{place.lineno}"
+                reason = f"storing failed: {origin(error)}"
                 _log.error("cluster %r: %s", self.cluster.service, reason)
                 outcomes = [UnavailableError(reason)] * len(group)
             for (_, future), outcome in zip(group, outcomes, strict=True):

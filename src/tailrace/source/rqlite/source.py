@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tailrace import errors
 from tailrace.errors import Finding, LostError, TableError
-from tailrace.journal import Cursor, JournalReader
+from tailrace.journal import Cursor, JournalReader, cursors
 from tailrace.model.change import START, Changes, Position
 from tailrace.model.schema import TableName, TableSchema
 from tailrace.model.source_status import SourceStatus
@@ -36,7 +36,7 @@ from tailrace.source.rqlite.request import folder_of
 from tailrace.source.source import RESYNC, Source
 from tailrace.source.split import Split
 from tailrace.source.sqlite.offset import SqliteOffset
-from tailrace.system.atomic_file import make_private_folder
+from tailrace.system.atomic_file import make_private_folder, remove
 from tailrace.system.child_process import Child, read_status
 
 MODULE = "tailrace.source.rqlite"
@@ -131,6 +131,14 @@ class RqliteSource(Source):
     def reset(self) -> None:
         """Drop the journals of all clusters. Raises OwnedError while a receiver writes them."""
         remove_journal(self.journal)
+
+    def forget(self) -> None:
+        for folder in self.journal.glob("*/"):
+            Cursor(folder, self.context.reader).drop()
+        remove(self.schema_file)
+
+    def readers(self) -> Collection[str]:
+        return {reader for folder in self.journal.glob("*/") for reader in cursors(folder)}
 
     def start_receiver(self, patience_seconds: float = 0.0) -> Child:
         """The receiver as a child process, unless another one already serves the journal."""

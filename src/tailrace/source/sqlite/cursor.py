@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from tailrace.errors import DamagedError
 from tailrace.system.atomic_file import make_folder, remove, replace_durably
@@ -32,6 +32,10 @@ class Cursors:
     def lowest(self) -> int | None:
         """What every reader has; None before there is one. Raises DamagedError when a cursor cannot be read."""
         return min(map(_load, self._folder.glob(f"*{_SUFFIX}")), default=None)
+
+    def readers(self) -> list[str]:
+        """Those that have a cursor."""
+        return [unquote(file.name.removesuffix(_SUFFIX)) for file in self._folder.glob(f"*{_SUFFIX}")]
 
     def forget(self, reader: str) -> None:
         """Remove the cursor of a reader that is gone or starts over."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -20,7 +20,7 @@ from tailrace.model.source_status import SourceStatus
 from tailrace.model.table_rows import TableRows
 from tailrace.source.capability import SurveyedTable
 from tailrace.source.follower import Offset, SchemaVersions, TableProgress
-from tailrace.source.source import PIPELINE, Source
+from tailrace.source.source import Source
 from tailrace.source.split import Split
 from tailrace.source.sqlite import preflight, schema_diff
 from tailrace.source.sqlite.connection import CapturedFile
@@ -87,6 +87,9 @@ class SqliteSource(Source):
         Cursors(self.folder).forget(self.context.reader)
         remove(self.schema_file)
 
+    def readers(self) -> Collection[str]:
+        return Cursors(self.folder).readers()
+
     def follow(self, schemas: SchemaVersions, *, is_receiving: bool = False) -> SqliteFollower:
         """Nothing is pushed: the tape is read where it is."""
         return SqliteFollower(self, schemas)
@@ -108,7 +111,7 @@ class SqliteSource(Source):
         """Store how far the reader is. With `purge`, delete changes that every reader has had for long enough."""
         cursors = Cursors(self.folder)
         cursors.advance(self.context.reader, SqliteOffset.from_json(upto).low_water.commit)
-        if self.options.purge is None or self.context.reader != PIPELINE or not cursors.is_due(PURGE_SECONDS):
+        if self.options.purge is None or not self.context.is_pipeline or not cursors.is_due(PURGE_SECONDS):
             return
         lowest = cursors.lowest()
         assert lowest is not None  # this reader's own at least
