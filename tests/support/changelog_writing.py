@@ -13,7 +13,7 @@ from tailrace.model.change import Changes
 from tailrace.model.schema import TableSchema
 from tailrace.source.source import SourceContext
 from tailrace.source.tape.option import TapeOptions
-from tailrace.source.tape.source import TapeSource
+from tailrace.source.tape.source import ChangelogSource
 from tailrace.testing.replay import SourceReplay
 from tailrace.testing.source import PLENTY
 
@@ -31,9 +31,9 @@ def write_events(
     return destination.write_events(event_stream(copied, log, completed, begun), Batch(pipeline, number, 7))
 
 
-def tape(path: str, folder: Path, begin: int | str | None = None) -> TapeSource:
+def tape(path: str, folder: Path, begin: int | str | None = None) -> ChangelogSource:
     options = TapeOptions.model_validate({"type": "tape", "path": path, "from": begin})
-    return TapeSource(options, SourceContext("copy", state_dir=folder / "state"))
+    return ChangelogSource(options, SourceContext("copy", state_dir=folder / "state"))
 
 
 def replayed(path: str, folder: Path, begin: int | str | None = None) -> dict[str, list[dict[str, Any]]]:

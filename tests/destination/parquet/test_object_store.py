@@ -12,7 +12,7 @@ from tailrace.destination.parquet.destination import ParquetDestination, _opened
 from tailrace.option.value import Secret
 from tailrace.source.source import SourceContext
 from tailrace.source.tape.option import TapeOptions
-from tailrace.source.tape.source import TapeSource
+from tailrace.source.tape.source import ChangelogSource
 from tailrace.testing.destination import ITEMS, changes_of, delete, insert
 from tailrace.testing.replay import SourceReplay
 from tailrace.testing.source import PLENTY
@@ -36,6 +36,6 @@ def test_batches_are_there_once_and_a_tape_reads_them(server: BucketProcess, tmp
             _opened.cache_clear()
             assert write_events(destination, number, changes).repeated == bool(attempt)
     tape_options = TapeOptions(type="tape", path=path, storage_options=options)
-    with SourceReplay(TapeSource(tape_options, SourceContext("copy", state_dir=tmp_path)), PLENTY) as replay:
+    with SourceReplay(ChangelogSource(tape_options, SourceContext("copy", state_dir=tmp_path)), PLENTY) as replay:
         replay.catch_up()
         assert list(replay.tables["shop.items"].rows.values()) == [{"id": 2, "name": "b", "price": 2}]

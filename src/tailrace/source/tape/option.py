@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
@@ -43,4 +43,6 @@ class TapeOptions(SourceOptions):
         alias="from",
         description="where to begin: a batch by number, a position of the upstream, or a time; default: the beginning",
     )
-    example_address: ClassVar[str] = ""
+
+    def beginning(self, place: str) -> Self:
+        return self.model_copy(update={"from_": _place(place)})

@@ -1,4 +1,4 @@
-"""`TapeSource`: the changes of a changelog, in its order, from any place.
+"""`ChangelogSource`: the changes of a changelog, in its order, from any place.
 
 A position is (entry and transaction, place in the batch). Entries are never changed, so the log is read in place.
 """
@@ -30,7 +30,7 @@ from tailrace.source.tape.option import TapeOptions
 
 
 @dataclass(frozen=True)
-class TapeSource(LogSource):
+class ChangelogSource(LogSource):
     """Tables are known by their names: the upstream's ids are not those of this reader."""
 
     Options = TapeOptions
@@ -75,7 +75,7 @@ class TapeSource(LogSource):
                     yield fit(Changes(inside.table, inside.batch), table)
 
     def follow(self, schemas: SchemaVersions, *, is_receiving: bool = False) -> Follower:
-        return TapeFollower(self, schemas)
+        return ChangelogFollower(self, schemas)
 
     @property
     def log(self) -> ChangelogLog:
@@ -142,10 +142,10 @@ class TapeSource(LogSource):
             yield row.changes_of(rows, version, entry.number)
 
 
-class TapeFollower(SourceLogFollower):
+class ChangelogFollower(SourceLogFollower):
     """Knows every version of a table, and where it begins: the changelog says so."""
 
-    source: TapeSource
+    source: ChangelogSource
 
     def compare_schemas(self, now: SourceOffset, end: SourceOffset) -> SourceOffset:
         return end
