@@ -11,7 +11,7 @@ STAMP := .venv/.installed
 
 setup: $(STAMP)
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock pyproject.toml src/tailrace/source/postgres/row_reader.c
 	@test -n "$(PYTHON)" || { echo "tailrace needs Python 3.11 or newer: make setup PYTHON=/path/to/python3" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock

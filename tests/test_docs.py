@@ -41,6 +41,7 @@ VARIABLES = {
     "ALERT_TOKEN": "token",
     "HOOK_URL": "https://hook.example/in",
     "HOOK_TOKEN": "token",
+    "CATALOG_TOKEN": "token",
     "SEARCH_URL": "https://search.example/in",
     "HOOK_SECRET": "whsec_c2VjcmV0",
 }

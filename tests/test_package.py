@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+COMPILED = "tailrace/source/postgres/librow_reader.so"
 FILE = "name: shop\nsource: {source}\ndestination: {destination}\n"
 SQLITE, DELTA = "{type: sqlite, path: ./shop.db}", "{type: delta, path: ./lake}"
 
@@ -35,6 +37,12 @@ COMMANDS = [
         "duckdb",
         "check shop.yaml",
         FILE.format(source="{type: poll, dsn: 'duckdb:///shop.duckdb'}", destination=DELTA),
+    ),
+    (
+        "iceberg",
+        "pyiceberg",
+        "check shop.yaml",
+        FILE.format(source=SQLITE, destination="{type: iceberg, warehouse: ./ice}"),
     ),
     (
         "rqlite",
@@ -84,7 +92,30 @@ def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(built: Path
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     files = [file for file in (ROOT / "src").rglob("*") if file.is_file() and "__pycache__" not in file.parts]
-    assert names == {file.relative_to(ROOT / "src").as_posix() for file in files}
+    assert names | {COMPILED} == {file.relative_to(ROOT / "src").as_posix() for file in files} | {COMPILED}
+
+
+def test_a_wheel_with_the_compiled_reader_is_one_of_its_platform(built: Path) -> None:
+    wheel = next(built.glob("*.whl"))
+    with zipfile.ZipFile(wheel) as opened:
+        is_compiled = COMPILED in opened.namelist()
+    assert is_compiled == any(map(shutil.which, ("cc", "gcc", "clang")))
+    assert wheel.name.endswith("-py3-none-any.whl") != is_compiled
+
+
+def test_a_wheel_is_also_made_without_a_compiler(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(tmp_path / "dist")]
+    copy = tmp_path / "copy"
+    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    shutil.copytree(ROOT / "tools", copy / "tools", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    environment = {**os.environ, "TAILRACE_COMPILE": "0"}
+    done = subprocess.run([*command, str(copy)], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    wheel = next((tmp_path / "dist").glob("*-py3-none-any.whl"))
+    with zipfile.ZipFile(wheel) as opened:
+        assert COMPILED not in opened.namelist()
 
 
 def test_the_wheel_says_what_it_is(built: Path) -> None:

@@ -13,9 +13,10 @@ import pytest
 from deltalake import DeltaTable
 
 from tailrace.destination import Destination
-from tailrace.destination.delta import key_index, upsert
+from tailrace.destination.delta import upsert
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.option import Updates
+from tailrace.destination.lake import key_index as lake_keys
 from tailrace.errors import SchemaChangedError
 from tailrace.model.schema import TableSchema
 from tailrace.option.value import Secret
@@ -118,7 +119,7 @@ class TestDeltaMergeOnReadWithKeyFiles(MarkedRows, TestDelta):
 
     @pytest.fixture
     def destination(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Destination:
-        monkeypatch.setattr(key_index, "STORED_ROWS", 1)
+        monkeypatch.setattr(lake_keys, "STORED_ROWS", 1)
         return DeltaDestination(path=str(tmp_path / "lake"), updates="merge_on_read")
 
 
@@ -174,5 +175,5 @@ class TestDeltaPartitionedInAnObjectStore(TestDelta):
 class TestDeltaMergeOnReadWithKeyFilesInAnObjectStore(TestDeltaMergeOnReadInAnObjectStore):
     @pytest.fixture
     def destination(self, storage: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Destination:
-        monkeypatch.setattr(key_index, "STORED_ROWS", 1)
+        monkeypatch.setattr(lake_keys, "STORED_ROWS", 1)
         return DeltaDestination(**storage, updates="merge_on_read", deletes="soft", metadata=True)

@@ -14,6 +14,7 @@ import pytest
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.state.status import PipelineStatus
 from tailrace.stream.fan_out import FanOut
+from tailrace.stream.pipeline import Pipeline
 from tailrace.testing.fault import FaultyDestination, HoldResponse
 from tailrace.testing.wait import wait_until
 from tests.support.database import PostgresDatabase
@@ -138,6 +139,22 @@ def test_a_destination_added_later_is_filled_without_the_others_and_one_removed_
     FanOut.from_file(scenario.file).run(once=True)
     assert scenario.differing() == []
     assert scenario.cursors() == {"pipeline replica"}
+
+    # Back again, it is a new one; and so is the only one of a file.
+    scenario.sql("CREATE TABLE bag (v int)", "INSERT INTO bag SELECT generate_series(1, 10)")
+    scenario.rewrite({"replica": replica, "lake": lake})
+    FanOut.from_file(scenario.file).run(once=True)
+    assert scenario.differing() == []
+    scenario.write_single(lake)
+    scenario.sql(*CHANGES, "INSERT INTO bag SELECT generate_series(1, 5)")
+    Pipeline.from_file(scenario.file).run(once=True)
+    assert scenario.differences() == []
+    assert scenario.cursors() == {"pipeline"}
+    scenario.rewrite({"lake": lake})
+    scenario.sql(*CHANGES, "INSERT INTO bag SELECT generate_series(1, 5)")
+    FanOut.from_file(scenario.file).run(once=True)
+    assert scenario.differences() == []
+    assert scenario.cursors() == {"pipeline lake"}
 
 
 def rows_copied(scenario: FanOutScenario, destination: str) -> dict[str, int]:

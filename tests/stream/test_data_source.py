@@ -56,7 +56,9 @@ class CountingReader(BlockReader):
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Iterator[CountingReader]:
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingReader]:
+    """One that answers at once; some tests make it wait."""
+    monkeypatch.setattr(data_source, "ANSWER_SECONDS", 0.0)
     source = make_sqlite(tmp_path / "app.db", tmp_path, TableOptions())
     made = CountingReader(Feed(source, LIMIT, lanes=1))
     made._follower = Scripted()  # type: ignore[assignment]
@@ -101,13 +103,59 @@ def test_a_follower_is_asked_whether_it_is_done_only_when_it_found_nothing(reade
     assert follower.asked_whether_done == 1
 
 
-def test_an_idle_stream_of_few_tables_answers_at_once(reader: CountingReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    def sleep(seconds: float) -> None:
-        raise AssertionError("it waited")
+@pytest.fixture
+def sleeps(reader: CountingReader, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What an idle search slept, on a clock that only its sleep moves."""
+    slept: list[float] = []
+    monkeypatch.setattr(data_source, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr("time.sleep", slept.append)
+    monkeypatch.setattr("time.monotonic", lambda: 1000.0 + sum(slept))
+    return slept
 
-    monkeypatch.setattr("time.sleep", sleep)
-    start = {"log": 1, "tables": {str(number): {"phase": "ready"} for number in range(100)}}
-    assert latest(reader, start) == start
+
+def test_an_idle_stream_waits_for_changes_before_it_answers(reader: CountingReader, sleeps: list[float]) -> None:
+    assert latest(reader, {"log": 1}) == {"log": 1}
+    assert sum(sleeps) == pytest.approx(2.0, abs=0.1)
+    assert reader.reads <= 2.0 / data_source.IDLE_SECONDS + 1
+
+
+def test_changes_end_the_wait_at_once(reader: CountingReader, sleeps: list[float]) -> None:
+    follower: Any = reader.follower
+
+    def come(start: Offset, limit: Limit, directives: TableDirectives) -> Offset:
+        return {"log": 2} if sum(sleeps) > 0.5 else start
+
+    follower.latest = come
+    assert latest(reader, {"log": 1}) == {"log": 2}
+    assert sum(sleeps) < 0.6
+
+
+def test_a_pipeline_that_drains_ends_the_wait_at_once(
+    tmp_path: Path, sleeps: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = SqliteStore("p", tmp_path)
+    with address.open() as store:
+        run = store.claim_run()
+        waiting = BlockReader(
+            Feed(make_sqlite(tmp_path / "b.db", tmp_path, TableOptions()), LIMIT, 2, state=address, run=run)
+        )
+        waiting._follower = Scripted()  # type: ignore[assignment]
+
+        def sleep(seconds: float) -> None:
+            sleeps.append(seconds)
+            if sum(sleeps) > 0.5:
+                data_source.drain_file(tmp_path).touch()
+
+        monkeypatch.setattr("time.sleep", sleep)
+        assert latest(waiting, {"log": 1}) == {"log": 1}
+        assert sum(sleeps) < 0.6
+        waiting.stop()
+
+
+def test_a_run_with_once_never_waits(reader: CountingReader, sleeps: list[float]) -> None:
+    reader.prepareForTriggerAvailableNow()
+    latest(reader, {"log": 1})
+    assert sleeps == []
 
 
 def test_lanes_follow_executors_that_come_late_and_go(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tailrace.destination.delta import commit, data_file, deletion_vector, key_i
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.log import DeltaSnapshot
 from tailrace.destination.delta.table_folder import TablePath
+from tailrace.destination.lake import key_index as lake_keys
 from tailrace.model.schema import TableName, TableSchema
 
 RowDict = dict[str, Any]
@@ -43,8 +44,7 @@ def forget_everything() -> None:
     log._known.clear()
     log._synced.clear()
     object_folder._kept.clear()
-    key_index._kept.clear()
-    key_index._kept_bytes = 0
+    lake_keys.forget_all()
     deletion_vector._kept.clear()
     deletion_vector._kept_bytes = 0
 
@@ -59,7 +59,7 @@ def small_measures(*, file_rows: int = 3, checkpoint_interval: int = 3) -> Itera
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(upsert, "CHEAP_ROWS", 2)
-        patch.setattr(key_index, "STORED_ROWS", 1)
+        patch.setattr(lake_keys, "STORED_ROWS", 1)
         patch.setattr(data_file, "LEAST_ROWS", file_rows)
         patch.setattr(data_file, "LEAST_MARKED_ROWS", file_rows)
         patch.setattr(commit, "CHECKPOINT_INTERVAL", checkpoint_interval)

@@ -36,6 +36,10 @@ class FanOutScenario(Scenario):
         sections["destinations"] = [{"name": name, **section} for name, section in destinations.items()]
         self.file.write_text(yaml.safe_dump(sections, sort_keys=False))
 
+    def write_single(self, destination: Mapping[str, Any]) -> None:
+        """Write the file with one destination."""
+        super().write(destination=destination)
+
     def differing(self) -> list[str]:
         """The destinations and their tables that differ from the source now, as `tailrace verify` finds them."""
         return [

@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -84,7 +84,8 @@ class RqliteNode:
         self.service = service
         self.node_id = node_id
         self.answers: dict[int, int] = {}
-        self.dropped = self.overflowed = self.restores = 0
+        self.dropped = self.overflowed = self.restores = self.snapshot = 0
+        self.started = datetime.now(UTC)
         self.asked: list[str] = []
         self._batch = max_batch_size, max_batch_delay_seconds
         self._backoff_seconds = backoff_seconds
@@ -170,9 +171,28 @@ class RqliteNode:
     def fail_over_to_restored(self) -> None:
         """Another node leads, which got everything not sent yet with a snapshot: it has no events of that."""
         with self._lock:
+            self.take_over_snapshot()
+            self.fail_over()
+
+    def fail_over_to_overflowed(self) -> None:
+        """Another node leads, whose change capture dropped everything not sent yet when it caught up by the log."""
+        with self._lock:
+            self.overflowed += len(self._log) - self._sent
+            self._sent = len(self._log)
+            self.fail_over()
+
+    def take_over_snapshot(self) -> None:
+        """The node that leads was away, and got everything not sent yet with a snapshot."""
+        with self._lock:
             self._sent = len(self._log)
             self.restores += 1
-            self.fail_over()
+            self.snapshot = self._index - 1
+
+    def restart(self) -> None:
+        """The node is killed and started. What it counted is gone, and it restores its own snapshot if it has one."""
+        with self._lock:
+            self.restores = 0
+            self.started = datetime.now(UTC)
 
     def rebuild(self) -> None:
         """The cluster is made again: an empty database, indexes from the start."""
@@ -334,11 +354,16 @@ class RqliteNode:
         length = self.pending
         service = {"service_id": self.service} if self.service else {}
         capture = {"node_id": self.node_id, "is_leader": True, "fifo": {"has_next": length > 0, "length": length}}
-        return {"build": {"version": "scripted"}, "cdc": {**capture, **service}}
+        times = {"start_time": self.started.isoformat(), "current_time": datetime.now(UTC).isoformat()}
+        store = {"raft": {"last_snapshot_index": self.snapshot}}
+        return {"build": {"version": "scripted"}, "cdc": {**capture, **service}, "node": times, "store": store}
 
     def variables(self) -> dict[str, Any]:
         """The node's counters, as far as a source reads them."""
-        return {"db": {"dropped_cdc_events": self.overflowed}, "store": {"num_restores": self.restores}}
+        return {
+            "db": {"dropped_cdc_events": self.overflowed},
+            "store": {"num_restores": self.restores, "num_restores_start": 0},
+        }
 
     def query(self, sql: str, values: Sequence[Any]) -> dict[str, Any]:
         """One SELECT, answered as rqlite does."""

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tailrace.system.atomic_file import move_new
+from tailrace.destination.delta.destination import DeltaDestination
+from tailrace.system.atomic_file import can_move_new, move_new
 
 
 def refuse_links(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,3 +47,14 @@ def test_a_file_system_that_can_promise_neither_is_named(tmp_path: Path, monkeyp
     with pytest.raises(OSError, match="neither hard links nor renames"):
         move_new(draft, tmp_path / "file")
     assert draft.exists()
+    assert not can_move_new(tmp_path)
+    assert list(tmp_path.iterdir()) == [draft]
+    [finding] = DeltaDestination(path=str(tmp_path / "lake")).check([])
+    assert finding.level == "error"
+    assert "neither hard links nor renames" in finding.message
+
+
+def test_a_look_at_a_file_system_leaves_nothing_there(tmp_path: Path) -> None:
+    assert can_move_new(tmp_path)
+    assert can_move_new(tmp_path / "missing")
+    assert list(tmp_path.iterdir()) == []

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailrace.cli.error import print_result
 from tailrace.cli.text import say, say_lines
-from tailrace.errors import ConfigError, PreflightError
+from tailrace.errors import ConfigError, DamagedError, PreflightError
 from tailrace.system.atomic_file import remove
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def reset_pipeline(configs: Sequence[PipelineConfig], *, whole: bool, as_json: b
     """
     from tailrace.config.registry import open_source
     from tailrace.state import RunnerLock
+    from tailrace.stream.former import forget_former
 
     with ExitStack() as stack:
         folders = {config.state for config in configs} | ({configs[0].source_context.state_dir} if whole else set())
@@ -54,7 +55,12 @@ def reset_pipeline(configs: Sequence[PipelineConfig], *, whole: bool, as_json: b
             if config.member is not None:
                 open_source(config).forget()
         if whole:
-            open_source(configs[0]).reset()
+            source = open_source(configs[0])
+            kept = {open_source(each).context.reader for each in configs}
+            # A cursor that cannot be read is removed with its journal.
+            with suppress(DamagedError):
+                forget_former(source, configs[0].store_address, kept)
+            source.reset()
         for config, store in zip(configs, stores, strict=True):
             remove(Path(config.state) / "checkpoint")
             store.forget_pipeline()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tailrace.config.document import KeyPath, Problem
@@ -69,6 +70,11 @@ def entries_of(data: Mapping[str, Any], problems: list[Problem]) -> list[Entry]:
             problems.append(Problem((*place, "name"), "is there twice", "give each destination a name of its own"))
         found.append(Entry(str(name), section, number))
     return found
+
+
+def place_of(name: str, state: Path, member: str) -> tuple[str, Path]:
+    """What a destination is called in the state, and its folder, below those of the file's pipeline."""
+    return f"{name}.{member}", state / KEY / member
 
 
 def named_schema(schema: dict[str, Any]) -> None:

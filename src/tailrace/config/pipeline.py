@@ -365,7 +365,8 @@ def _validate_one(
 def _member(valid: PipelineConfig, entry: fan_out.Entry, folder: Path) -> MemberConfig:
     """The pipeline of one of several destinations, whose section has its defaults below the pipeline's own state."""
     of = FanOutPlace(valid.name, valid.state, entry.name)
-    own = OptionContext(f"{of.name}.{of.member}", folder, of.state / fan_out.KEY / of.member)
+    name, state = fan_out.place_of(of.name, of.state, of.member)
+    own = OptionContext(name, folder, state)
     section = valid.destination
     if isinstance(entry.section, dict) and not isinstance(section, _AnyOptions):
         section = type(section).model_validate(entry.section, context=own)

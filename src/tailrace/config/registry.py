@@ -111,6 +111,10 @@ DESTINATIONS = Registry(
             "tailrace.destination.duckdb.option:DuckDbOptions",
             "tailrace.destination.duckdb.destination:DuckDbDestination",
         ),
+        "iceberg": BuiltIn(
+            "tailrace.destination.iceberg.option:IcebergOptions",
+            "tailrace.destination.iceberg.destination:IcebergDestination",
+        ),
         "parquet": BuiltIn(
             "tailrace.destination.parquet.option:ParquetOptions",
             "tailrace.destination.parquet.destination:ParquetDestination",

@@ -49,10 +49,16 @@ def _every_table() -> TableOptions:
     return TableOptions()
 
 
+def destination_of(reader: str) -> str | None:
+    """Which of the pipeline's several destinations a reader is; None for any other reader."""
+    name = reader.removeprefix(reader_of(""))
+    return name if name != reader else None
+
+
 def name_reader(reader: str) -> str:
     """A reader as people know it."""
-    own = reader.removeprefix(reader_of(""))
-    return f"the destination {own}" if own != reader else f"the reader {reader!r}"
+    own = destination_of(reader)
+    return f"the reader {reader!r}" if own is None else f"the destination {own}"
 
 
 @dataclass(frozen=True)
@@ -240,11 +246,3 @@ class Source(ABC):
         Such a range gets no batch, so without this an idle table would seem to lag. None when not known.
         """
         return None
-
-
-def forget_former(source: Source, readers: Collection[str]) -> None:
-    """Let go of what is kept for a pipeline, or for destinations of it, that its file no longer has."""
-    for reader in source.readers():
-        context = replace(source.context, reader=reader)
-        if context.is_pipeline and reader not in readers:
-            replace(source, context=context).forget()

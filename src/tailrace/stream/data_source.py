@@ -44,9 +44,8 @@ IDLE_TIMES = 50
 """And not before so many times the CPU time that the last reading took: with many tables that is long."""
 LONG_SECONDS = 0.002
 """What takes less than this is not worth saving."""
-TABLE_SECONDS = 20e-6
-"""What one table costs when Spark asks and is answered: its part of the offset passes between two processes twice."""
-MOST_IDLE_SECONDS = 2.0
+ANSWER_SECONDS = 2.0
+"""How long an idle stream waits for changes before it answers Spark, which asks again a hundredth of a second later."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found = self._directives(start)
             end = self.follower.latest(start, replace(self.feed.limit, cores=self.feed.cores()), found[0])
             self._idle = _Idle(start, *found) if end is start or end == start else None
-            if self._idle is None or (self._is_done(start) and self._has_waited(start)):
+            if self._idle is None or (self._is_done(start) and self._has_waited()):
                 reach("stream.planned")
                 return end
             time.sleep(POLL_SECONDS)
@@ -199,14 +198,13 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Whether an idle search may end. Only asked when nothing was found: a follower takes it as the end."""
         return self._target is None or self.follower.done(start, self._target)
 
-    def _has_waited(self, start: Offset) -> bool:
+    def _has_waited(self) -> bool:
         """Whether an idle search has lasted long enough to answer Spark, which would ask again at once."""
         if self._target is not None:
             return True
         now = time.monotonic()
         if self._waits_until is None:
-            cost = len(start.get("tables", ())) * TABLE_SECONDS
-            self._waits_until = now + min(IDLE_TIMES * cost, MOST_IDLE_SECONDS) if cost > LONG_SECONDS else now
+            self._waits_until = now + ANSWER_SECONDS
         return now >= self._waits_until
 
     def _directives(self, start: Offset) -> tuple[TableDirectives, float]:

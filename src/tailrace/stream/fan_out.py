@@ -19,9 +19,10 @@ from tailrace.config.pipeline import MemberConfig, PipelineConfig
 from tailrace.config.registry import open_source, require_apart
 from tailrace.destination import Destination
 from tailrace.errors import ConfigError, Finding, LostError, TailraceError
-from tailrace.source.source import PIPELINE, Source, forget_former, reader_of
+from tailrace.source.source import PIPELINE, Source, reader_of
 from tailrace.state import RunnerLock, StateStore
 from tailrace.state.status import PipelineStatus
+from tailrace.stream.former import forget_former
 from tailrace.stream.pipeline import OnProgress, Pipeline
 from tailrace.stream.spark_session import build_session
 from tailrace.system.backoff import LOOK_SECONDS, Backoff, wait
@@ -56,7 +57,8 @@ class SharedSource:
                 self._lost = self._find_lost()
                 self._source.prepare(draining.is_set)
                 reach("pipeline.prepared")
-                forget_former(self._source, {reader_of(each.member) for each in self.members})
+                kept = {reader_of(each.member) for each in self.members}
+                forget_former(self._source, member.store_address, kept)
                 self._received.enter_context(self._source.receive())
                 self._is_open = True
         # After a reset of this destination nothing is lost to it any more.
@@ -101,7 +103,7 @@ class Member(Pipeline):
         # A destination whose tasks hang must leave the others theirs.
         conf = {"spark.scheduler.mode": "FAIR", **spark.conf}
         with self._shared.lock:
-            session = build_session(self.config.place.name, master, conf)
+            session = build_session(self.config.place.name, master, conf, self._modules)
         session.sparkContext.setLocalProperty("spark.scheduler.pool", self.config.name)
         return session
 

@@ -25,7 +25,7 @@ from tailrace.destination import Batch, Committer, Destination, EventDestination
 from tailrace.errors import ConfigError, Finding, TailraceError, UnavailableError, problems, require, require_some
 from tailrace.model.last_batch import LastBatch
 from tailrace.source.follower import Limit, Offset
-from tailrace.source.source import PIPELINE, Source, SourceContext, forget_former
+from tailrace.source.source import PIPELINE, Source, SourceContext
 from tailrace.state import RunnerLock, StateStore, StoreAddress
 from tailrace.state.applied import WHOLE
 from tailrace.state.status import PipelineStatus
@@ -35,6 +35,7 @@ from tailrace.stream.commit_listener import CommitListener
 from tailrace.stream.data_source import Feed, bound, drain_file, lanes_for, note_cores
 from tailrace.stream.destination_check import DestinationCheck
 from tailrace.stream.executor_check import ExecutorGate, kept_gate, require_executors
+from tailrace.stream.former import forget_former
 from tailrace.stream.inspection import Inspection
 from tailrace.stream.micro_batch import Applier, KnownTables
 from tailrace.stream.progress import EVENT_SECONDS, ProgressRecorder
@@ -262,7 +263,7 @@ class Pipeline:
         self.source.prepare(self._draining.is_set)
         reach("pipeline.prepared")
         self._require_received(store)
-        forget_former(self.source, {PIPELINE})
+        forget_former(self.source, self.store, {PIPELINE})
         stack.enter_context(self.source.receive())
 
     def _require_received(self, store: StateStore) -> None:
@@ -270,7 +271,11 @@ class Pipeline:
             self.source.require_received(status.received)
 
     def _open_session(self) -> SparkSession:
-        return build_session(self.config.name, self.config.spark.master, self.config.spark.conf)
+        return build_session(self.config.name, self.config.spark.master, self.config.spark.conf, self._modules)
+
+    @property
+    def _modules(self) -> list[str]:
+        return [type(part).__module__ for part in (self.source, self.destination)]
 
     def _cores_of(self, session: SparkSession) -> int:
         """The cores that are registered now, as far as they are this pipeline's."""
@@ -434,9 +439,11 @@ class Pipeline:
     def _watch(self, query: StreamingQuery, run: PipelineRun) -> None:
         """Wait until the query ends by itself, fails, or is drained."""
         shown = 0.0
-        while query.isActive and not self._draining.wait(0.05):
+        # Each look is a call into the JVM. A run with `once` ends with its query, for which someone waits.
+        pause = CHECK_SECONDS if run.once else STATUS_SECONDS
+        while query.isActive and not self._draining.wait(pause):
             run.listener.raise_failure()
-            if time.monotonic() - shown > STATUS_SECONDS:
+            if time.monotonic() - shown >= STATUS_SECONDS:
                 self._note_cores(run.session)
                 run.poll()
                 shown = time.monotonic()

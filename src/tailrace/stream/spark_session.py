@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,11 +18,15 @@ from tailrace.stream.class_archive import Archive
 from tailrace.stream.java import java_home
 from tailrace.stream.spark_home import spark_home
 from tailrace.stream.spark_master import is_local, reaches_loopback
+from tailrace.stream.worker import MODULES_VARIABLE
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
 # The JVM only passes bytes on, so its second compiler costs more than it gains for minutes after every start.
 JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
+TASK_MODULES = ("pyspark.worker", "tailrace.stream.data_source", "tailrace.stream.micro_batch")
+"""What every task of a pipeline imports."""
 
 # A block is one row of up to a few MB, so limits that count rows are low.
 SETTINGS = {
@@ -57,9 +61,10 @@ def java_options(more: str) -> str:
     return f"-Dlog4j2.configurationFile=file:{LOGGING} {JAVA_OPTIONS} {more}".rstrip()
 
 
-def build_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
+def build_session(name: str, master: str, conf: Mapping[str, str], modules: Iterable[str] = ()) -> SparkSession:
     """A session of its own for the pipeline, in the running Spark or in a new one, which binds to loopback unless
-    `conf` says otherwise. The settings of other sessions do not change.
+    `conf` says otherwise. The settings of other sessions do not change. A new local Spark imports `modules` once for
+    all its Python workers.
 
     Raises PreflightError for executors on other machines that could not reach the driver."""
     host = driver_host(master, conf)
@@ -85,6 +90,7 @@ def build_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSessi
         # Spark makes up a secret itself. Elsewhere executors on other machines would need it, too.
         settings.setdefault("spark.authenticate", "true")
         settings.setdefault("spark.python.daemon.module", "tailrace.stream.worker_daemon")
+        settings.setdefault(f"spark.executorEnv.{MODULES_VARIABLE}", ",".join([*TASK_MODULES, *modules]))
     else:
         # An executor's JVM passes bytes on as the driver's does: without these, a copy costs it twice the time.
         settings.setdefault("spark.executor.extraJavaOptions", JAVA_OPTIONS)

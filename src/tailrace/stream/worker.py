@@ -9,6 +9,8 @@ from functools import cache
 
 import pyarrow as pa
 
+MODULES_VARIABLE = "TAILRACE_WORKER_MODULES"
+"""The modules of the pipeline's parts, with commas: what its tasks import."""
 UMASK_VARIABLE = "TAILRACE_UMASK"
 """The umask of the pipeline, in octal. Spark's own files are private, but what a task writes, a lake above all, gets
 the modes that it would get if the pipeline itself wrote it."""

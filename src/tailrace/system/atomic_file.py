@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -63,6 +64,10 @@ def creating(file: Path) -> Iterator[BinaryIO]:
     sync(file.parent)
 
 
+class NoNewNameError(OSError):
+    """The file system can give a file a name only by replacing another that has it."""
+
+
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 
@@ -71,6 +76,7 @@ def move_new(draft: Path, file: Path) -> None:
     """Give a complete file its name. Raises FileExistsError when another has it, which then stays as it is.
 
     By a hard link; where the file system has none (exFAT, some network file systems), by a rename that never replaces.
+    Raises NoNewNameError where there is neither.
     """
     try:
         os.link(draft, file)
@@ -90,7 +96,27 @@ def _rename_new(draft: Path, file: Path) -> None:
     code = errno.ENOSYS if rename is None else ctypes.get_errno()
     if code == errno.EEXIST:
         raise FileExistsError(code, os.strerror(code), str(file))
-    raise OSError(code, "the file system has neither hard links nor renames that never replace a file", str(file))
+    raise NoNewNameError(
+        code, "the file system has neither hard links nor renames that never replace a file", str(file)
+    )
+
+
+def can_move_new(folder: Path) -> bool:
+    """Whether `move_new` works in a folder, which is tried. Leaves nothing there; other problems count as a yes."""
+    draft = folder / f".tailrace-probe-{uuid.uuid4().hex}"
+    file = draft.with_suffix(".new")
+    try:
+        draft.touch()
+        move_new(draft, file)
+    except NoNewNameError:
+        return False
+    except OSError:
+        return True
+    finally:
+        for path in (draft, file):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+    return True
 
 
 def make_folder(folder: Path) -> None:

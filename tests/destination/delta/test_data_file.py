@@ -12,9 +12,10 @@ import pytest
 from tailrace.destination.delta.data_file import LEAST_MARKED_ROWS, LEAST_ROWS
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.file_writer import FileWriter
-from tailrace.destination.delta.key_index import STORED_ROWS, key_folder, key_name
+from tailrace.destination.delta.key_index import key_folder, key_name
 from tailrace.destination.delta.log import DeltaSnapshot
 from tailrace.destination.delta.option import Updates
+from tailrace.destination.lake.key_index import STORED_ROWS
 from tailrace.model.change import Changes, Op
 from tailrace.testing.destination import ITEMS
 from tests.support.destination_writing import write

@@ -19,10 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.destination.delta import deletion_vector
-from tailrace.destination.delta.deletion_vector import Descriptor, VectorWriter, bitmap, decode, encode, numbers, read
+from tailrace.destination.delta.deletion_vector import Descriptor, VectorWriter, decode, read
 from tailrace.destination.delta.local_folder import LocalFolder
 from tailrace.destination.delta.object_folder import ObjectFolder
 from tailrace.destination.delta.table_folder import TablePath
+from tailrace.destination.lake.row_bitmap import Rows, bitmap, encode, numbers
 from tailrace.errors import TableError
 from tests.support.delta_table import forget_everything
 
@@ -53,13 +54,13 @@ def folder_of(place: TablePath) -> Path:
 
 def written(place: TablePath, *vectors: list[int]) -> list[Descriptor]:
     with VectorWriter(place) as writer:
-        found = [writer.put(deletion_vector.Rows(rows)) for rows in vectors]
+        found = [writer.put(Rows(rows)) for rows in vectors]
     forget_everything()
     return found
 
 
 def inline(rows: list[int]) -> Descriptor:
-    data = encode(deletion_vector.Rows(rows))
+    data = encode(Rows(rows))
     text = deletion_vector._to_z85(data + bytes(-len(data) % 4))
     return Descriptor("i", text, None, len(data), len(rows))
 
@@ -89,7 +90,7 @@ def test_row_numbers_of_every_size_come_back() -> None:
 
 
 def test_encoding_leaves_the_bitmap_as_it_is() -> None:
-    rows = deletion_vector.Rows(range(1000))
+    rows = Rows(range(1000))
     before = rows.serialize()
     assert len(encode(rows)) < 50
     assert rows.serialize() == before
@@ -156,7 +157,7 @@ def test_vectors_of_one_commit_share_a_file_and_come_back(place: TablePath) -> N
 def test_a_file_of_vectors_is_not_larger_than_readers_like(place: TablePath) -> None:
     rows = [list(range(start, 60_000, 2)) for start in range(20)]
     with VectorWriter(place) as writer:
-        found = [writer.put(deletion_vector.Rows(one)) for one in [*rows, list(range(0, 2_000_000, 2)), [7]]]
+        found = [writer.put(Rows(one)) for one in [*rows, list(range(0, 2_000_000, 2)), [7]]]
     files = [Path(folder_of(place), name) for name in writer.written]
     assert [one.file for one in found if one.offset == 1] == writer.written
     assert len(files) == 4
@@ -175,7 +176,7 @@ def test_after_an_error_nothing_more_is_written(place: TablePath) -> None:
 
 def test_a_writer_without_vectors_writes_no_file_and_takes_no_empty_one(place: TablePath) -> None:
     with VectorWriter(place) as writer, pytest.raises(ValueError, match="without rows"):
-        writer.put(deletion_vector.Rows())
+        writer.put(Rows())
     assert list(folder_of(place).rglob("*")) == []
 
 

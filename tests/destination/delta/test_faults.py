@@ -14,11 +14,12 @@ from deltalake import DeltaTable
 
 from tailrace.destination import Batch, Refetch, TableBatch
 from tailrace.destination.delta import destination as delta
-from tailrace.destination.delta import file_writer, key_index, upsert
+from tailrace.destination.delta import file_writer, upsert
 from tailrace.destination.delta.commit import TableChange, commit
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.option import CompactOptions
 from tailrace.destination.delta.place import place_of
+from tailrace.destination.lake import key_index as lake_keys
 from tailrace.errors import TableError, UnavailableError, UnfitError
 from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.testing.destination import ITEMS, RowChange, changes_of, delete, insert, moved, read, update
@@ -247,7 +248,7 @@ def test_a_flipped_bit_in_a_data_file_stops_its_table_instead_of_becoming_anothe
     before = rows_at(lake)
     [data] = (lake / "shop/items").glob("part-*.parquet")
     sound = flip(data, int(data.stat().st_size * share))
-    key_index._kept.clear()  # as in a new worker process
+    lake_keys._kept.clear()  # as in a new worker process
     with pytest.raises(TableError, match="is damaged") as caught:
         write(destination, 1, update(id=7, name="new", price=7))
     assert data.name in caught.value.message

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.destination.delta import key_cache, key_index, vacuum
+from tailrace.destination.delta import key_index, vacuum
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.object_folder import ObjectFolder
+from tailrace.destination.lake import key_cache
 from tailrace.model.schema import TableName
 from tailrace.testing.destination import ITEMS, insert, update
 from tests.support.delta_table import forget_everything, read_back, small_measures, stored_keys

@@ -21,6 +21,7 @@ from tailrace.destination.delta.data_file import DataFile
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.option import CompactOptions
 from tailrace.destination.delta.projection import AS_IS
+from tailrace.destination.lake import key_index as lake_keys
 from tailrace.model import key as keys
 from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.testing.destination import ITEMS, RowDict, changes_of, delete, insert, read, update
@@ -179,39 +180,39 @@ def test_after_a_schema_change_keys_are_those_of_the_new_columns(tmp_path: Path)
 def test_more_keys_than_fit_into_memory_are_found_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, updates: Any
 ) -> None:
-    monkeypatch.setattr(key_index, "STORED_ROWS", 1_000_000)
-    monkeypatch.setattr(key_index, "MOST_BYTES", 1_000)
+    monkeypatch.setattr(lake_keys, "STORED_ROWS", 1_000_000)
+    monkeypatch.setattr(lake_keys, "MOST_BYTES", 1_000)
     destination = DeltaDestination(path=str(tmp_path), updates=updates)
     words = [f"word {number:030}" for number in range(400)]
     write(destination, 0, *(insert(word=word, count=1) for word in words), table=WORDS)
     held: list[int] = []
-    kept = key_index.FileKeys.match
+    kept = lake_keys.FileKeys.match
 
-    def match(self: key_index.FileKeys, wanted: key_index.KeyProbe) -> Any:
-        held.append(sum(one.nbytes for one in list(key_index._kept.values())))
+    def match(self: lake_keys.FileKeys, wanted: lake_keys.KeyProbe) -> Any:
+        held.append(sum(one.nbytes for one in list(lake_keys._kept.values())))
         return kept(self, wanted)
 
-    monkeypatch.setattr(key_index.FileKeys, "match", match)
+    monkeypatch.setattr(lake_keys.FileKeys, "match", match)
     write(destination, 1, *(update(word=word, count=2) for word in words[::7]), table=WORDS)
     found = {row["word"]: row["count"] for row in queried(f"{destination.path}/shop/words")}
     assert found == dict.fromkeys(words, 1) | dict.fromkeys(words[::7], 2)
     assert len(held) == 40
     assert max(held) <= 1_000
-    assert key_index._kept_bytes <= 1_000
+    assert lake_keys._kept_bytes <= 1_000
 
 
 def test_keys_of_a_batch_are_not_held_beyond_the_bound_while_it_is_applied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_index, "STORED_ROWS", 1_000_000)
-    monkeypatch.setattr(key_index, "MOST_BYTES", 1_000)
+    monkeypatch.setattr(lake_keys, "STORED_ROWS", 1_000_000)
+    monkeypatch.setattr(lake_keys, "MOST_BYTES", 1_000)
     destination = DeltaDestination(path=str(tmp_path), updates="merge_on_read")
     write(destination, 0, *(insert(word=f"{number:030}", count=1) for number in range(400)), table=WORDS)
     alive = 0
     most = 0
     lock = threading.Lock()
 
-    class Counted(key_index.FileKeys):
+    class Counted(lake_keys.FileKeys):
         def __init__(self, key: Any) -> None:
             nonlocal alive, most
             super().__init__(key)
@@ -225,7 +226,7 @@ def test_keys_of_a_batch_are_not_held_beyond_the_bound_while_it_is_applied(
                 alive -= 1
 
     forget_everything()
-    monkeypatch.setattr(key_index, "FileKeys", Counted)
+    monkeypatch.setattr(lake_keys, "FileKeys", Counted)
     write(destination, 1, *(update(word=f"{number:030}", count=2) for number in range(0, 400, 7)), table=WORDS)
     assert most <= 2 + 2 * (os.cpu_count() or 1)
 
@@ -283,7 +284,7 @@ def test_two_threads_that_look_for_the_same_keys_find_them(lake: DeltaDestinatio
     shutil.rmtree(key_index.key_folder(place))
     forget_everything()
     files = snapshot_of(lake, ITEMS.table).files()
-    wanted = key_index.KeyProbe(keys.comparable([pa.array(range(40), pa.int64())]))
+    wanted = lake_keys.KeyProbe(keys.comparable([pa.array(range(40), pa.int64())]))
     found: list[int] = []
 
     def look(file: DataFile) -> None:
@@ -295,7 +296,7 @@ def test_two_threads_that_look_for_the_same_keys_find_them(lake: DeltaDestinatio
     for thread in threads:
         thread.join()
     assert sum(found) == 4 * sum(file.rows for file in files)
-    assert key_index._kept_bytes == sum(one.nbytes for one in key_index._kept.values())
+    assert lake_keys._kept_bytes == sum(one.nbytes for one in lake_keys._kept.values())
     assert not list(key_index.key_folder(place).glob("*.tmp"))
 
 
@@ -324,8 +325,8 @@ def test_a_long_name_of_a_file_has_keys_too(tmp_path: Path) -> None:
 def test_copied_files_are_compared_with_the_table_at_once_and_not_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, updates: Any
 ) -> None:
-    monkeypatch.setattr(key_index, "STORED_ROWS", 1_000_000)
-    monkeypatch.setattr(key_index, "MOST_BYTES", 1)
+    monkeypatch.setattr(lake_keys, "STORED_ROWS", 1_000_000)
+    monkeypatch.setattr(lake_keys, "MOST_BYTES", 1)
     destination = DeltaDestination(path=str(tmp_path), updates=updates)
 
     def copied(count: int, *numbers: int) -> Staged:

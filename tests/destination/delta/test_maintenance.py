@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 from tailrace.destination.delta import (
     data_file,
-    key_file,
     key_index,
     maintenance,
     rewrite,
@@ -36,6 +35,8 @@ from tailrace.destination.delta.log import DeltaSnapshot
 from tailrace.destination.delta.object_folder import ObjectFolder
 from tailrace.destination.delta.option import CompactOptions, VacuumOptions
 from tailrace.destination.delta.reader import read_rows
+from tailrace.destination.lake import key_file
+from tailrace.destination.lake import key_index as lake_keys
 from tailrace.errors import UnavailableError
 from tailrace.model.schema import Column, TableSchema
 from tailrace.system import failpoint
@@ -370,7 +371,7 @@ def test_a_table_that_is_no_longer_marked_loses_all_its_vectors(lake: Path) -> N
 def test_the_keys_of_rewritten_files_are_indexed_before_the_next_batch(
     lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_index, "STORED_ROWS", 1)
+    monkeypatch.setattr(lake_keys, "STORED_ROWS", 1)
     monkeypatch.setattr(data_file, "LEAST_MARKED_ROWS", 50)
     destination = marking(lake)
     rows = fill(destination, 40, files=4)
@@ -379,11 +380,11 @@ def test_the_keys_of_rewritten_files_are_indexed_before_the_next_batch(
     key_index._last_keys.clear()  # as in a process that has applied no batch
     apply_to(rows, destination, 2, [("update", 3)])
     key_index._last_keys.clear()
-    key_index._kept.clear()
+    lake_keys._kept.clear()
     destination.maintain_now(ITEMS.table)
     written: list[Path] = []
     monkeypatch.setattr(key_file, "write", lambda path, *_: written.append(path))
-    key_index._kept.clear()
+    lake_keys._kept.clear()
     apply_to(rows, destination, 3, [("update", 5), ("delete", 6)])
     assert written == []
     assert rows_at(destination) == rows
@@ -549,7 +550,7 @@ def test_a_batch_whose_copied_files_a_vacuum_found_old_is_done_again(
 def test_key_files_and_drafts_that_a_killed_process_left_are_deleted_after_an_hour(
     lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_index, "STORED_ROWS", 1)
+    monkeypatch.setattr(lake_keys, "STORED_ROWS", 1)
     destination = marking(lake)
     rows = fill(destination, 20)
     apply_to(rows, destination, 1, [("update", 1)])

@@ -7,7 +7,6 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import adbc_driver_postgresql.dbapi as adbc
 import psycopg
 import pyarrow as pa
 import pytest
@@ -17,9 +16,11 @@ from tailrace.demo.server import EmbeddedPostgres
 from tailrace.errors import UnfitError
 from tailrace.model.change import Changes
 from tailrace.model.schema import Column, TableName, TableSchema
+from tailrace.source.postgres import row_reader
 from tailrace.source.postgres.copy_query import SESSION, Converter, select_list
 from tailrace.source.postgres.pgoutput.decode import decode, only
 from tailrace.source.postgres.pgoutput.message import EPOCH_US
+from tailrace.source.postgres.row_session import row_session
 from tailrace.source.postgres.type_map import builtin_arrow, read_types
 from tests.support.database import PostgresDatabase
 
@@ -159,13 +160,13 @@ VALUES: dict[str, list[str]] = {
 
 
 class Passage(NamedTuple):
-    """One type's values: as Postgres prints them, as it counts them (see `witness`), by the log and by the copy."""
+    """One type's values: as Postgres prints them, as it counts them (see `witness`), by the log and by each copy."""
 
     column: Column
     printed: list[str | None]
     counted: list[Any]
     log: tuple[pa.Array[Any], list[str | None]]
-    copy: tuple[pa.Array[Any], list[str | None]]
+    copies: list[tuple[pa.Array[Any], list[str | None]]]
 
 
 def pinned(dsn: str) -> str:
@@ -200,14 +201,21 @@ def read_log(session: psycopg.Connection[Any], tables: dict[int, TableSchema]) -
     return list(decode(messages, relations={}, transaction=None, tables=histories))
 
 
-def read_copy(dsn: str, table: TableSchema) -> tuple[pa.StructArray, list[str | None]]:
-    query = sql.SQL("SELECT {} FROM {} ORDER BY id").format(
-        select_list(table), sql.Identifier(table.table.schema, table.table.name)
-    )
-    with adbc.connect(dsn) as connection, connection.cursor() as cursor:
-        cursor.execute(query.as_string())
-        batch = cursor.fetch_arrow_table().combine_chunks().to_batches()[0]
-        row, exact = Converter(table).convert(batch)
+READERS = [True, False]
+"""The compiled reader, and the one that is used where there is none."""
+
+
+def read_copy(dsn: str, table: TableSchema, is_compiled: bool) -> tuple[pa.StructArray, list[str | None]]:
+    with pytest.MonkeyPatch.context() as patch:
+        if not is_compiled:
+            patch.setattr(row_reader, "is_available", lambda: False)
+        with row_session(dsn, "testing") as session:
+            assert session.has_binary == is_compiled, "make setup compiles the reader"
+            query = sql.SQL("SELECT {} FROM {} ORDER BY id").format(
+                select_list(table, binary=session.has_binary), sql.Identifier(table.table.schema, table.table.name)
+            )
+            [batch] = session.read(query.as_string(), table.columns)
+            row, exact = Converter(table).convert(batch)
     return row, [None] * len(row) if exact is None else exact.to_pylist()
 
 
@@ -245,15 +253,16 @@ def passages(
             found = {}
             for declared, name in names.items():
                 table, log = tables[name], logged[name]
-                row, exact = read_copy(dsn, table)
-                query = f"SELECT {TEXT_OF.format('v')}, {witness('v', row.type[1].type)} FROM public.{name} ORDER BY id"
+                copies = [read_copy(dsn, table, is_compiled) for is_compiled in READERS]
+                counted = witness("v", table.columns[1].type)
+                query = f"SELECT {TEXT_OF.format('v')}, {counted} FROM public.{name} ORDER BY id"
                 said = session.execute(query.encode()).fetchall()
                 found[declared] = Passage(
                     table.columns[1],
                     [printed for printed, _ in said],
                     [counted for _, counted in said],
                     (log.row.field(1), log.batch.column("exact").to_pylist()),
-                    (row.field(1), exact),
+                    [(row.field(1), exact) for row, exact in copies],
                 )
         yield found
 
@@ -261,9 +270,11 @@ def passages(
 @pytest.mark.parametrize("declared", VALUES)
 def test_log_and_copy_give_identical_values(passages: dict[str, Passage], declared: str) -> None:
     passage = passages[declared]
-    assert passage.log[0].type == passage.copy[0].type == passage.column.type
-    assert plain(passage.log[0]) == plain(passage.copy[0])
-    assert passage.log[1] == passage.copy[1]
+    assert passage.log[0].type == passage.column.type
+    for array, exact in passage.copies:
+        assert array.type == passage.column.type
+        assert plain(passage.log[0]) == plain(array)
+        assert passage.log[1] == exact
 
 
 @pytest.mark.parametrize("declared", VALUES)
@@ -339,12 +350,15 @@ def test_fixed_types_are_mapped_without_the_catalog_as_with_it(
         assert (builtin_arrow(oid, -1) or pa.string()) == types[oid].arrow(-1), oid
 
 
-def test_infinity_in_a_key_is_refused_rather_than_merged_with_other_nulls(database: PostgresDatabase) -> None:
+@pytest.mark.parametrize("is_compiled", READERS)
+def test_infinity_in_a_key_is_refused_rather_than_merged_with_other_nulls(
+    database: PostgresDatabase, is_compiled: bool
+) -> None:
     database.run("CREATE TABLE bounds (id date PRIMARY KEY)", "INSERT INTO bounds VALUES ('infinity')")
     with database.connect() as session:
         table = describe(session, "bounds")
     with pytest.raises(UnfitError, match="key column id"):
-        read_copy(pinned(database.dsn), table)
+        read_copy(database.dsn, table, is_compiled)
 
 
 # Postgres's own text of a value, whatever its type.
@@ -389,7 +403,8 @@ def plain(array: pa.Array[Any]) -> list[Any]:
     return list(array.to_pylist())
 
 
-def test_names_are_printed_alike_whatever_the_role_is_set_to(database: PostgresDatabase) -> None:
+@pytest.mark.parametrize("is_compiled", READERS)
+def test_names_are_printed_alike_whatever_the_role_is_set_to(database: PostgresDatabase, is_compiled: bool) -> None:
     database.run(
         "CREATE TABLE named (id int PRIMARY KEY, v regclass)",
         "INSERT INTO named VALUES (1, 'pg_class')",
@@ -397,5 +412,5 @@ def test_names_are_printed_alike_whatever_the_role_is_set_to(database: PostgresD
     )
     with database.connect() as session:
         table = describe(session, "named")
-    row, _ = read_copy(pinned(database.dsn), table)
+    row, _ = read_copy(database.dsn, table, is_compiled)
     assert row.field(1).to_pylist() == ["pg_class"]

@@ -14,29 +14,22 @@ import struct
 import threading
 import uuid
 import zlib
-from array import array
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import numpy as np
-import numpy.typing as npt
-from pyroaring import BitMap
-
 from tailrace.destination.delta.table_folder import VECTORS, TablePath
+from tailrace.destination.lake import row_bitmap
+from tailrace.destination.lake.row_bitmap import Rows, encode
 from tailrace.errors import TableError
-
-Rows = BitMap
-"""Physical row numbers of one data file."""
 
 FILE_BYTES = 128 << 10
 """How large a file of several vectors may be: readers built on delta-kernel read all of it for each vector in it."""
 CACHE_BYTES = 64 << 20
 """How much memory a process uses for vectors it has read."""
 
-_MAGIC = 1681511377
 _VERSION = b"\x01"
 _RELATIVE, _INLINE, _ABSOLUTE = "u", "i", "p"
 _UUID_CHARS = 20
@@ -114,49 +107,12 @@ class Descriptor:
         return _below(inner)
 
 
-def bitmap(numbers: npt.NDArray[Any]) -> Rows:
-    """Row numbers, in any order, as a bitmap."""
-    found = BitMap()
-    # pyroaring takes an `array` as a whole; anything else, numpy's arrays too, number by number.
-    found.update(array("I", np.ascontiguousarray(numbers, np.uint32).tobytes()))
-    return found
-
-
-def numbers(rows: Rows) -> npt.NDArray[np.int64]:
-    """The row numbers in a bitmap, ascending."""
-    return np.frombuffer(rows.to_array(), np.uint32).astype(np.int64) if rows else np.zeros(0, np.int64)
-
-
-def encode(rows: Rows) -> bytes:
-    """A vector's data. The bitmap itself stays as it is."""
-    if not rows:
-        return struct.pack("<IQ", _MAGIC, 0)
-    small = rows.copy()
-    small.run_optimize()
-    return struct.pack("<IQI", _MAGIC, 1, 0) + small.serialize()
-
-
 def decode(data: bytes, table: str) -> Rows:
     """The inverse of `encode`. Raises TableError for data that is damaged, or has row numbers of 2³² and more."""
     try:
-        return _decode(data)
+        return row_bitmap.decode(data)
     except ValueError as error:
         raise _unreadable("a deletion vector", error, table) from error
-
-
-def _decode(data: bytes) -> Rows:
-    if len(data) < 12:
-        raise ValueError("it is too short")
-    magic, count = struct.unpack_from("<IQ", data)
-    if magic != _MAGIC:
-        raise ValueError("it does not begin like a vector")
-    if count == 0:
-        return BitMap()
-    if len(data) <= 16:
-        raise ValueError("it is too short")
-    if count > 1 or data[12:16] != bytes(4):
-        raise ValueError("it has row numbers of 2**32 and more, and no data file has so many rows")
-    return BitMap.deserialize(data[16:])
 
 
 class VectorWriter:
@@ -228,7 +184,7 @@ def read(place: TablePath, descriptor: Descriptor, table: str) -> Rows:
             _kept.move_to_end(name)
             return _kept[name].copy()
     try:
-        rows = _decode(_data(place, descriptor))
+        rows = row_bitmap.decode(_data(place, descriptor))
         if len(rows) != descriptor.cardinality:
             raise ValueError(f"it deletes {len(rows)} rows, and {descriptor.cardinality} in the log")
     except FileNotFoundError as error:

@@ -24,9 +24,10 @@ from tailrace.destination.delta import upsert, version
 from tailrace.destination.delta.column import to_delta
 from tailrace.destination.delta.data_file import DataFile
 from tailrace.destination.delta.file_reader import read_columns
-from tailrace.destination.delta.key_index import Candidate, DeltaTarget, Finder, KeyProbe, partition_kinds
+from tailrace.destination.delta.key_index import Candidate, DeltaTarget, Finder, partition_kinds
 from tailrace.destination.delta.projection import AS_IS, ColumnReading
 from tailrace.destination.delta.upsert import Outcome
+from tailrace.destination.lake.key_index import KeyProbe
 from tailrace.destination.partial_row import complete
 from tailrace.model import key as keys
 from tailrace.model.change import EXACT, Changes, Op

@@ -15,6 +15,8 @@ from tailrace.destination.delta.table_folder import TablePath
 from tailrace.destination.preflight import ColumnProblem, check_folder, column_problems, table_findings
 from tailrace.errors import Finding, TableError
 from tailrace.model.schema import TableSchema
+from tailrace.option.value import nearest
+from tailrace.system.atomic_file import can_move_new
 from tailrace.system.object_store import probe_conditional_put
 
 _PARTITION_TYPES = (pa.types.is_string, pa.types.is_integer, pa.types.is_date, pa.types.is_boolean)
@@ -54,7 +56,19 @@ def _look_at_path(root: str) -> list[Finding]:
         return [
             Finding("error", root, "delta-rs decodes % in a path and would look elsewhere", "choose a path without %")
         ]
-    return [check_folder(Path(root.removeprefix("file://")).absolute(), root)]
+    folder = Path(root.removeprefix("file://")).absolute()
+    found = check_folder(folder, root)
+    if found.level != "error" and not can_move_new(nearest(folder)):
+        return [
+            Finding(
+                "error",
+                root,
+                "its file system has neither hard links nor renames that never replace a file, so two writers of a"
+                " table would lose each other's changes",
+                "choose a path on another file system, or in an object store",
+            )
+        ]
+    return [found]
 
 
 def _look_at_table(table: TableSchema, place: TablePath, layout: DeltaLayout, updates: Updates) -> list[Finding]:

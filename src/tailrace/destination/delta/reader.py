@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
-from pyarrow.dataset import ParquetReadOptions
 
 from tailrace.destination.delta.column import delta_type, to_delta
 from tailrace.destination.delta.store_error import reaching
@@ -58,6 +57,8 @@ def scan(handle: DeltaTable) -> RowBatches:
         # Its texts are views, which not everything takes.
         schema = pa.schema(handle.schema().to_arrow())
         return (pa.record_batch(batch).cast(schema) for batch in query)
+    from pyarrow.dataset import ParquetReadOptions  # loads pandas, which no process that writes a lake needs
+
     dataset = handle.to_pyarrow_dataset(
         # As Spark writes them; nanoseconds hold no year before 1677 or after 2262.
         parquet_read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us")

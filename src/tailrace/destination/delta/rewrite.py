@@ -20,13 +20,15 @@ import pyarrow as pa
 from tailrace.destination.delta import deletion_vector
 from tailrace.destination.delta.commit import MOVES_NO_ROWS, ConflictError, TableChange, commit
 from tailrace.destination.delta.data_file import DataFile
-from tailrace.destination.delta.deletion_vector import Rows, VectorWriter
+from tailrace.destination.delta.deletion_vector import VectorWriter
 from tailrace.destination.delta.file_reader import read_columns
 from tailrace.destination.delta.file_writer import FileWriter
 from tailrace.destination.delta.log import DeltaSnapshot
 from tailrace.destination.delta.projection import AS_IS
 from tailrace.destination.delta.table_folder import LOG, TablePath
 from tailrace.destination.delta.table_lock import between_batches
+from tailrace.destination.lake import row_bitmap
+from tailrace.destination.lake.row_bitmap import Rows
 from tailrace.system import failpoint
 
 COMMIT_TRIES = 10
@@ -71,7 +73,7 @@ class RewrittenGroup:
             if low == high:
                 found.append(file)
             elif high - low < file.rows:
-                found.append(file.with_vector(vectors.put(deletion_vector.bitmap(dead[low:high] - start))))
+                found.append(file.with_vector(vectors.put(row_bitmap.bitmap(dead[low:high] - start))))
             start += file.rows
         return found
 
@@ -140,8 +142,8 @@ def _ranks(source: DataFile, now: DataFile, place: TablePath) -> _Numbers:
     before, after = (_marked(file, place) for file in (source, now))
     if not before <= after:
         raise _ChangedError  # another program brought rows back
-    rows = deletion_vector.numbers(after - before)
-    return rows - np.searchsorted(deletion_vector.numbers(before), rows)
+    rows = row_bitmap.numbers(after - before)
+    return rows - np.searchsorted(row_bitmap.numbers(before), rows)
 
 
 def _require_dead(source: DataFile, read: DeltaSnapshot, newest: DeltaSnapshot) -> None:
@@ -163,7 +165,7 @@ def _require_dead(source: DataFile, read: DeltaSnapshot, newest: DeltaSnapshot) 
 def _living(place: TablePath, file: DataFile, kinds: dict[str, pa.DataType]) -> Iterable[pa.Table]:
     """The rows of a file that are not marked as deleted."""
     alive = np.ones(file.rows, bool)
-    alive[deletion_vector.numbers(_marked(file, place))] = False
+    alive[row_bitmap.numbers(_marked(file, place))] = False
     start = 0
     for rows in read_columns(place, file, None, kinds):
         here = alive[start : start + rows.num_rows]

@@ -24,12 +24,14 @@ import pyarrow.compute as pc
 from tailrace.destination import Refetch
 from tailrace.destination.delta.column import DeltaLayout, to_delta
 from tailrace.destination.delta.data_file import DataFile, rows_per_file, total_rows
-from tailrace.destination.delta.deletion_vector import VectorWriter, bitmap, numbers
+from tailrace.destination.delta.deletion_vector import VectorWriter
 from tailrace.destination.delta.file_reader import read_columns, read_rows
 from tailrace.destination.delta.file_writer import FileWriter
-from tailrace.destination.delta.key_index import Candidate, DeltaTarget, Finder, Indexes, KeyProbe, partition_kinds
+from tailrace.destination.delta.key_index import Candidate, DeltaTarget, Finder, partition_kinds
 from tailrace.destination.delta.projection import AS_IS
 from tailrace.destination.delta.table_folder import TablePath
+from tailrace.destination.lake.key_index import Indexes, KeyProbe
+from tailrace.destination.lake.row_bitmap import bitmap, numbers
 from tailrace.destination.metadata import DELETED_AT, truncate_values
 from tailrace.destination.partial_row import Cast, complete, left_out_columns
 from tailrace.model import key as keys

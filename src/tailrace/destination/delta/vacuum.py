@@ -6,7 +6,7 @@ data files     that no version of the log lists: once they are older than `vacuu
                its files yet.
 vectors        that the newest version does not use: an hour after that was first seen. Vacuums of others do not know
                this folder.
-key files      of data files that are gone, and unfinished ones: once they are an hour old. See also `key_cache.py`.
+key files      of data files that are gone, and unfinished ones: once they are an hour old. See `lake/key_cache.py`.
 drafts         that a killed process left in the log and among the notes: once they are an hour old.
 
 The hour is for readers that have opened a version, and for files that a batch has written and not committed yet. On one
@@ -24,13 +24,13 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from tailrace.destination import copy
-from tailrace.destination.delta import key_cache
 from tailrace.destination.delta.data_file import DataFile
 from tailrace.destination.delta.key_index import key_folder, key_name
 from tailrace.destination.delta.log import DeltaSnapshot
 from tailrace.destination.delta.option import VacuumOptions
 from tailrace.destination.delta.table_folder import LOG, OWN, VECTORS, TablePath
 from tailrace.destination.delta.table_lock import between_batches
+from tailrace.destination.lake import key_cache
 from tailrace.system import failpoint
 
 MOST_DEAD_BYTES = 10 << 30

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import adbc_driver_manager
+import psycopg
 import pyarrow as pa
 from psycopg import sql
 
 from tailrace.errors import StaleCopyError, TailraceError, UnavailableError
 from tailrace.model.change import EXACT, Changes, Op
 from tailrace.model.schema import TableSchema
-from tailrace.source.postgres.bulk import bulk
 from tailrace.source.postgres.connection import (
     Replication,
     as_of,
@@ -33,12 +33,10 @@ from tailrace.source.postgres.copy_query import Converter, output_text, select_l
 from tailrace.source.postgres.offset import Chunk, parse_lsn
 from tailrace.source.postgres.pgoutput.instant import DAY_US, format_microsecond
 from tailrace.source.postgres.pgoutput.message import EPOCH_US
+from tailrace.source.postgres.row_session import RowSession, row_session, sqlstate_of
 from tailrace.source.postgres.slot import snapshot_slot_command
 from tailrace.source.split import Split
-from tailrace.system.bulk_connection import BulkCursor
 
-READ_BYTES = 16 * 1024 * 1024
-"""How much ADBC puts into one Arrow batch."""
 NO_HEAP = "0.0"
 """The heap of a partitioned table without partitions. Its copy has no rows, and so removes those of an earlier copy."""
 
@@ -181,38 +179,32 @@ def read_chunk(dsn: str, split: PostgresCopySplit) -> Iterator[Changes]:
     table = split.copies
     assert table is not None
     converter = Converter(table)
-    with (
-        of_table(str(table.table)),
-        bulk(dsn, f"copying {table.table}") as connection,
-        connection.cursor() as cursor,
-    ):
-        for batch in _open_chunk(cursor, table, split):
+    with of_table(str(table.table)), row_session(dsn, f"copying {table.table}") as session:
+        for batch in _open_chunk(session, table, split):
             row, exact = converter.convert(batch)
             yield Changes.build(table, row, op=Op.READ, commit=split.snapshot_position - 1, exact=exact)
 
 
-def _open_chunk(cursor: BulkCursor, table: TableSchema, split: PostgresCopySplit) -> Iterable[pa.RecordBatch]:
+def _open_chunk(session: RowSession, table: TableSchema, split: PostgresCopySplit) -> Iterable[pa.RecordBatch]:
     for attempt in range(1, READ_ATTEMPTS + 1):
-        heap = _Heap.find(cursor, split.part, table)
+        heap = _Heap.find(session, split.part, table)
         if heap is None:
             break  # dropped since the snapshot: its rows are gone as well
-        row_filter = _find_filter(cursor, table, split.filtered_by) if split.filtered_by else None
-        cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        row_filter = _find_filter(session, table, split.filtered_by) if split.filtered_by else None
+        session.ask("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         try:
-            cursor.execute(f"SET TRANSACTION SNAPSHOT '{_snapshot(split.snapshot)}'")
+            session.ask(f"SET TRANSACTION SNAPSHOT '{_snapshot(split.snapshot)}'")
         except Exception as error:
             raise UnavailableError(f"the copy's snapshot ended with its session ({type(error).__name__})") from error
         try:
-            heap.lock(cursor)
-            cursor.set_batch_bytes(READ_BYTES)
-            cursor.execute(_query(table, heap, split, row_filter).as_string())
-        except adbc_driver_manager.ProgrammingError as error:
+            heap.lock(session)
+            query = _query(table, heap, split, row_filter, binary=session.has_binary)
+            return session.read(query.as_string(), table.columns)
+        except (adbc_driver_manager.Error, psycopg.Error) as error:
             # Renamed or dropped between the lookup and the lock.
-            if error.sqlstate not in _MOVED or attempt == READ_ATTEMPTS:
+            if sqlstate_of(error) not in _MOVED or attempt == READ_ATTEMPTS:
                 raise
-            cursor.execute("ROLLBACK")
-        else:
-            return cursor.fetch_batches()
+            session.ask("ROLLBACK")
     return ()
 
 
@@ -231,15 +223,14 @@ class _Heap:
     partitioned: bool
 
     @classmethod
-    def find(cls, cursor: BulkCursor, part: str, table: TableSchema) -> _Heap | None:
+    def find(cls, session: RowSession, part: str, table: TableSchema) -> _Heap | None:
         # Not under the snapshot, which shows the old names; a SELECT needs the current ones.
         oid, file = map(int, part.split("."))
-        cursor.execute(_HEAP_NAME.format(sql.Literal(oid)).as_string())
-        found = cursor.fetchone()
-        if found is None:
+        found = session.ask(_HEAP_NAME.format(sql.Literal(oid)).as_string())
+        if not found:
             return None
-        cursor.execute(_COLUMNS_NOW.format(sql.Literal(int(table.upstream_id))).as_string())
-        now = {number: (name, declared) for number, name, declared in cursor.fetchall()}
+        columns_now = session.ask(_COLUMNS_NOW.format(sql.Literal(int(table.upstream_id))).as_string())
+        now = {number: (name, declared) for number, name, declared in columns_now}
         columns: dict[str, str | None] = {}
         for column in table.columns:
             name, declared = now.get(column.number, (None, None))
@@ -249,13 +240,14 @@ class _Heap:
                     table=str(table.table),
                 )
             columns[column.name] = name
-        return cls(oid, file, (found[0], found[1]), columns, table, found[2])
+        schema, name, partitioned = found[0]
+        return cls(oid, file, (schema, name), columns, table, partitioned)
 
-    def lock(self, cursor: BulkCursor) -> None:
+    def lock(self, session: RowSession) -> None:
         """Lock the heap until the transaction ends. Raises StaleCopyError when its name or its file changed."""
-        cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(self.identifier).as_string())
-        cursor.execute(_LOCKED.format(sql.Literal(self.oid), sql.Literal(self.identifier.as_string())).as_string())
-        if cursor.fetchone() != (self.file, self.oid):
+        session.ask(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(self.identifier).as_string())
+        locked = _LOCKED.format(sql.Literal(self.oid), sql.Literal(self.identifier.as_string()))
+        if session.ask(locked.as_string()) != [(self.file, self.oid)]:
             raise StaleCopyError(
                 "the table was rewritten, truncated or renamed while it was copied", table=str(self.table.table)
             )
@@ -279,16 +271,17 @@ _COLUMNS_NOW = sql.SQL(
 _FILTER = sql.SQL("SELECT pg_get_expr(prqual, prrelid) FROM pg_publication_rel WHERE oid = {}")
 
 
-def _find_filter(cursor: BulkCursor, table: TableSchema, entry: int) -> str:
+def _find_filter(session: RowSession, table: TableSchema, entry: int) -> str:
     """The row filter with the current column names. Raises StaleCopyError when the publication's entry is gone."""
-    cursor.execute(_FILTER.format(sql.Literal(entry)).as_string())
-    found = cursor.fetchone()
-    if found is None:
+    found = session.ask(_FILTER.format(sql.Literal(entry)).as_string())
+    if not found:
         raise StaleCopyError("the publication changed while the table was copied", table=str(table.table))
-    return str(found[0])
+    return str(found[0][0])
 
 
-def _query(table: TableSchema, heap: _Heap, split: PostgresCopySplit, row_filter: str | None) -> sql.Composed:
+def _query(
+    table: TableSchema, heap: _Heap, split: PostgresCopySplit, row_filter: str | None, *, binary: bool
+) -> sql.Composed:
     bounds = [sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({split.first_page},0)"))]
     if split.end_page is not None:
         bounds.append(sql.SQL("ctid < {}::tid").format(sql.Literal(f"({split.end_page},0)")))
@@ -296,7 +289,7 @@ def _query(table: TableSchema, heap: _Heap, split: PostgresCopySplit, row_filter
         # The publication's own expression, as the catalog prints it; only its owner can write it.
         bounds.append(sql.SQL("({})").format(sql.SQL(row_filter)))
     return sql.SQL("SELECT {} FROM ONLY {} WHERE {}").format(
-        select_list(table, heap.columns), heap.identifier, sql.SQL(" AND ").join(bounds)
+        select_list(table, heap.columns, binary=binary), heap.identifier, sql.SQL(" AND ").join(bounds)
     )
 
 
@@ -317,18 +310,14 @@ def fetch(dsn: str, table: TableSchema, keys: pa.Table) -> pa.Table:
     converter = Converter(table)
     found: list[pa.RecordBatch] = []
     texts: list[pa.Array[Any]] = []
-    with (
-        of_table(str(table.table)),
-        bulk(dsn, f"re-reading rows of {table.table}") as connection,
-        connection.cursor() as cursor,
-    ):
-        cursor.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY")
-        now = _lock_current(cursor, table)
-        types = {} if now is None else _key_types(cursor, table)
+    with of_table(str(table.table)), row_session(dsn, f"re-reading rows of {table.table}") as session:
+        session.ask("BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY")
+        now = _lock_current(session, table)
+        types = {} if now is None else _key_types(session, table)
         for start in range(0, keys.num_rows if now is not None else 0, FETCH_ROWS):
             assert now is not None
-            cursor.execute(_fetch_query(table, now, types, keys.slice(start, FETCH_ROWS)).as_string())
-            for batch in cursor.fetch_batches():
+            query = _fetch_query(table, now, types, keys.slice(start, FETCH_ROWS), binary=session.has_binary)
+            for batch in session.read(query.as_string(), table.columns):
                 row, unfit = converter.convert(batch)
                 found.append(pa.RecordBatch.from_struct_array(row))
                 texts.append(pa.nulls(len(row), pa.string()) if unfit is None else unfit)
@@ -337,13 +326,13 @@ def fetch(dsn: str, table: TableSchema, keys: pa.Table) -> pa.Table:
     return rows if exact.null_count == len(exact) else rows.append_column(EXACT, exact)
 
 
-def _lock_current(cursor: BulkCursor, table: TableSchema) -> _Heap | None:
+def _lock_current(session: RowSession, table: TableSchema) -> _Heap | None:
     """The table under its current name, with a lock that keeps its name and its types; None if it was dropped."""
     part = f"{table.upstream_id}.0"
-    found = _Heap.find(cursor, part, table)
+    found = _Heap.find(session, part, table)
     while found is not None:
-        cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(found.identifier).as_string())
-        locked = _Heap.find(cursor, part, table)
+        session.ask(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(found.identifier).as_string())
+        locked = _Heap.find(session, part, table)
         if locked == found:
             break
         found = locked
@@ -363,13 +352,16 @@ SELECT attnum::int8, format_type(oid, -1) FROM below WHERE typbasetype = 0 AND o
 """)
 
 
-def _key_types(cursor: BulkCursor, table: TableSchema) -> dict[int, str]:
+def _key_types(session: RowSession, table: TableSchema) -> dict[int, str]:
     """The built-in types of columns, by number. Columns of user-defined types are not in it."""
-    cursor.execute(_KEY_TYPES.format(sql.Literal(int(table.upstream_id))).as_string())
-    return dict(cursor.fetchall())
+    query = _KEY_TYPES.format(sql.Literal(int(table.upstream_id)))
+    found: list[tuple[int, str]] = session.ask(query.as_string())
+    return dict(found)
 
 
-def _fetch_query(table: TableSchema, now: _Heap, types: Mapping[int, str], keys: pa.Table) -> sql.Composed:
+def _fetch_query(
+    table: TableSchema, now: _Heap, types: Mapping[int, str], keys: pa.Table, *, binary: bool
+) -> sql.Composed:
     texts = [_key_texts(keys.column(name).combine_chunks()) for name in table.key]
     stored: list[sql.Composable] = []
     wanted: list[sql.Composable] = []
@@ -387,7 +379,7 @@ def _fetch_query(table: TableSchema, now: _Heap, types: Mapping[int, str], keys:
     # Tables that inherit from one have their own rows, whose keys may be the same.
     only = sql.SQL("" if now.partitioned else "ONLY ")
     return sql.SQL("SELECT {} FROM {}{} WHERE ({}) IN (SELECT {} FROM unnest({}) AS wanted({}))").format(
-        select_list(table, now.columns),
+        select_list(table, now.columns, binary=binary),
         only,
         now.identifier,
         sql.SQL(", ").join(stored),

@@ -1,12 +1,13 @@
 """Builds the copy's SELECT list, and converts its result to the same values that the log gives.
 
-ADBC reads plain types from a binary COPY as Arrow at full speed. Every other type is selected as the text of its output
-function, and parsed like the log.
+Plain types are read from a binary COPY as Arrow at full speed, a few more of them by the compiled reader than by ADBC.
+Every other type is selected as the text of its output function, and parsed like the log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum, auto
 from typing import Any, Final
 
 import numpy as np
@@ -44,11 +45,47 @@ def session_for(server_encoding: str) -> dict[str, str]:
     return {**SESSION, "client_encoding": "SQL_ASCII"} if server_encoding == "SQL_ASCII" else SESSION
 
 
-# Declared types that COPY delivers in the right Arrow type. A modifier, as in character(3), does not matter.
-_NATIVE: Final = frozenset(
-    {"boolean", "smallint", "integer", "bigint", "real", "double precision", "bytea", "date"}
-    | {"timestamp without time zone", "timestamp with time zone", "text", "character varying", "character", "bpchar"}
-)
+class Reading(Enum):
+    """What a column's values look like in a binary COPY of `select_list`. Text of an output function is BYTES, too."""
+
+    BOOLEAN = auto()
+    INT16 = auto()
+    INT32 = auto()
+    INT64 = auto()
+    OID = auto()
+    DATE = auto()
+    TIMESTAMP = auto()
+    BYTES = auto()
+    JSONB = auto()
+    NUMERIC = auto()
+    UUID = auto()
+
+    def arrow(self, type_: pa.DataType) -> pa.DataType:
+        """The Arrow type that a column of this type is read as."""
+        return pa.string() if self in _AS_TEXT and not pa.types.is_binary(type_) else type_
+
+
+_AS_TEXT: Final = frozenset({Reading.BYTES, Reading.JSONB, Reading.UUID})
+
+# Declared types that every reader delivers in the right Arrow type. A modifier, as in character(3), does not matter.
+_NATIVE: Final = {
+    "boolean": Reading.BOOLEAN,
+    "smallint": Reading.INT16,
+    "integer": Reading.INT32,
+    "bigint": Reading.INT64,
+    "real": Reading.INT32,
+    "double precision": Reading.INT64,
+    "bytea": Reading.BYTES,
+    "date": Reading.DATE,
+    "timestamp without time zone": Reading.TIMESTAMP,
+    "timestamp with time zone": Reading.TIMESTAMP,
+    "text": Reading.BYTES,
+    "character varying": Reading.BYTES,
+    "character": Reading.BYTES,
+    "bpchar": Reading.BYTES,
+}
+# And those that the compiled reader delivers.
+_BINARY: Final = {"oid": Reading.OID, "uuid": Reading.UUID, "json": Reading.BYTES, "jsonb": Reading.JSONB}
 # Built-in types whose cast to text gives the same as their output function. (Not inet, boolean, character and "char".)
 # Only the owner of a type can make a cast for it, and these belong to the server.
 _CAST: Final = frozenset(
@@ -56,23 +93,34 @@ _CAST: Final = frozenset(
 )
 
 
-def select_list(table: TableSchema, names: Mapping[str, str | None] | None = None) -> sql.Composed:
+def reading_of(column: Column) -> Reading:
+    """How the compiled reader reads a column of `select_list(…, binary=True)`."""
+    declared = _unmodified(column.upstream_type)
+    if declared == "numeric" and pa.types.is_decimal128(column.type) and not numeric.is_unbounded(column):
+        return Reading.NUMERIC
+    return _NATIVE.get(declared) or _BINARY.get(declared) or Reading.BYTES
+
+
+def select_list(
+    table: TableSchema, names: Mapping[str, str | None] | None = None, *, binary: bool = False
+) -> sql.Composed:
     """The expressions that select a table's columns, in order and under their names, for `Converter`.
 
-    `names` maps each column to its current name, or to None when it was dropped: it is then selected as null.
+    `names` maps each column to its current name, or to None when it was dropped: it is then selected as null. `binary`:
+    for the compiled reader.
     """
     current = {column.name: column.name for column in table.columns} if names is None else names
     return sql.SQL(", ").join(
-        sql.SQL("{} AS {}").format(_expression(column, current[column.name]), sql.Identifier(column.name))
+        sql.SQL("{} AS {}").format(_expression(column, current[column.name], binary), sql.Identifier(column.name))
         for column in table.columns
     )
 
 
-def _expression(column: Column, current: str | None) -> sql.Composable:
+def _expression(column: Column, current: str | None, binary: bool) -> sql.Composable:
     if current is None:
         return sql.SQL("NULL::text")
     name, declared = sql.Identifier(current), _unmodified(column.upstream_type)
-    if declared in _NATIVE:
+    if declared in _NATIVE or (binary and (declared in _BINARY or reading_of(column) is Reading.NUMERIC)):
         return name
     return sql.SQL("{}::pg_catalog.text").format(name) if declared in _CAST else output_text(name)
 

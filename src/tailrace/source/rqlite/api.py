@@ -4,15 +4,19 @@ Relies on the following. `POST /db/query` takes a list of [SQL, parameter, …] 
 …]} or {"error": …}, …]}; `level=linearizable` sees everything that was committed before the request, on every node; a
 node that is not the leader forwards the request. `GET /status` shows `cdc` with `service_id` (absent where none is
 configured) and `fifo.length`, the batches that were not yet sent to the endpoint and that no watermark covers, and its
-own `node_id`. `GET /debug/vars` has the node's counters since it started.
+own `node_id`. It also shows when the node was started, and the index of its last snapshot, its own or another's. `GET
+/debug/vars` has the node's counters since it started, `GET /nodes` the addresses of all nodes.
 """
 
 from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -24,6 +28,8 @@ LEVEL = "linearizable"
 """A copy must see every change that was received before it, which `none` and, around an election, `weak` do not."""
 TIMEOUT_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
+SAME_START_MS = 5_000
+"""By how much the start of a node may seem to move: it is computed from an age that took some time to arrive."""
 
 
 class QueryRefusedError(Exception):
@@ -40,12 +46,34 @@ class Pending:
 
 @dataclass(frozen=True)
 class CaptureCounters:
-    """What a node counted since it started: changes that it dropped, and snapshots that it took over from others."""
+    """What a node counted since it started: changes that it dropped."""
 
     url: str
-    node: str | None
     dropped: int
-    restores: int
+
+
+@dataclass(frozen=True)
+class NodeHistory:
+    """What a node reports of its life: when it was asked and when it was started (ms), how many snapshots it has taken
+    over from others and how many changes it has dropped since then, and the index of its last snapshot, its own or
+    another's."""
+
+    node: str
+    asked: float
+    started: float
+    snapshots: int
+    dropped: int
+    snapshot: int
+
+    @property
+    def lacks_changes(self) -> bool:
+        """Whether its change capture did not get all changes since it was started."""
+        return bool(self.snapshots or self.dropped)
+
+    def is_same(self, later: NodeHistory) -> bool:
+        """Whether it lacks no more changes than before, and was not started in between."""
+        same = (self.snapshots, self.dropped) == (later.snapshots, later.dropped)
+        return same and abs(self.started - later.started) < SAME_START_MS
 
 
 @dataclass(frozen=True)
@@ -104,14 +132,50 @@ class Api:
         found: list[CaptureCounters] = []
         for node in self._nodes():
             try:
-                capture, variables = node._ask("GET", "/status", None).get("cdc"), node._ask("GET", "/debug/vars", None)
+                variables = node._ask("GET", "/debug/vars", None)
             except (UnavailableError, PreflightError):
                 continue
-            database, service, store = (variables.get(name) or {} for name in ("db", "cdc.service", "store"))
-            dropped = int(database.get("dropped_cdc_events", 0)) + int(service.get("dropped_failed_to_send", 0))
-            name = capture.get("node_id") if isinstance(capture, dict) else None
-            found.append(CaptureCounters(node.url, name, dropped, int(store.get("num_restores", 0))))
+            found.append(CaptureCounters(node.url, _dropped(variables)))
         return found
+
+    def histories(self) -> list[NodeHistory]:
+        """The histories of the nodes that are configured, and answer, and show them to this user."""
+        found: list[NodeHistory] = []
+        for node in self._nodes():
+            with suppress(UnavailableError, PreflightError):
+                if (history := node.history()) is not None:
+                    found.append(history)
+        return found
+
+    def history(self) -> NodeHistory | None:
+        """The history of the node at `url`; None if it does not report it."""
+        status, variables = self._ask_this("GET", "/status", None), self._ask_this("GET", "/debug/vars", None)
+        capture, node, store = (status.get(name) or {} for name in ("cdc", "node", "store"))
+        try:
+            age = datetime.fromisoformat(node["current_time"]) - datetime.fromisoformat(node["start_time"])
+            asked = time.time() * 1000
+            counts = variables["store"]
+            return NodeHistory(
+                str(capture["node_id"]),
+                asked,
+                asked - age.total_seconds() * 1000,
+                # A node that was killed restores its own snapshot when it starts.
+                max(int(counts["num_restores"]) - int(counts["num_restores_start"]), 0),
+                _dropped(variables),
+                int(store["raft"]["last_snapshot_index"]),
+            )
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def node(self, name: str) -> Api | None:
+        """The node with this id, asked where it is configured, or else at the address that the cluster knows it by."""
+        for node in self._nodes():
+            with suppress(UnavailableError, PreflightError):
+                if (history := node.history()) is not None and history.node == name:
+                    return node
+        known = self._ask("GET", "/nodes", None).get(name)
+        address = known.get("api_addr") if isinstance(known, dict) else None
+        return replace(self, url=address, others=()) if isinstance(address, str) else None
 
     def _nodes(self) -> list[Api]:
         return [replace(self, url=url, others=()) for url in (self.url, *self.others)]
@@ -171,6 +235,12 @@ class Api:
             f"rqlite at {self.url} does not answer: {why}",
             fix=fix or "check that the node runs and the cluster has a leader; nothing is lost meanwhile",
         )
+
+
+def _dropped(variables: Mapping[str, Any]) -> int:
+    """The changes that a node dropped since it started: beyond what its channel holds, or after its last attempt."""
+    database, service = (variables.get(name) or {} for name in ("db", "cdc.service"))
+    return int(database.get("dropped_cdc_events", 0)) + int(service.get("dropped_failed_to_send", 0))
 
 
 @cache

@@ -53,8 +53,8 @@ class ClusterFollower(LogFollower[SqliteOffset]):
         self._api = source.api_of(service)
         file = source.options.schema_file if self._api is None else None
         self._discovery = RqliteDiscovery(service, source.context.tables, self._api, file)
-        missed = MissedChanges(service, self._api)
-        self._schemas = RqliteSchemaLog(service, versions, self._discovery, missed, rowids=source.options.rowids)
+        self._missed = MissedChanges(service, self._api, self._folder / "nodes")
+        self._schemas = RqliteSchemaLog(service, versions, self._discovery, self._missed, rowids=source.options.rowids)
         self._journal = JournalReader(self._folder)
         self._compared: tuple[int, frozenset[str]] | None = None
 
@@ -65,6 +65,7 @@ class ClusterFollower(LogFollower[SqliteOffset]):
             # at its start.
             self._journal.refresh()
             cursor.advance(self._journal.mark() if self._api is not None else self._journal.origin())
+            self._missed.begin()
         # Spark asks again when it repeats the very first batch, which must have the same start.
         return self._at(cursor.position)
 

@@ -22,7 +22,7 @@ from tailrace.journal import Frame, Journal, JournalReader, JournalWriter, curso
 from tailrace.journal.segment import list_segments
 from tailrace.model.change import START, Position
 from tailrace.source.rqlite.deduplication import DeduplicationWindow, Placed
-from tailrace.source.rqlite.frame_builder import build, remember
+from tailrace.source.rqlite.frame_builder import LastEntry, build, remember
 from tailrace.source.rqlite.journal_entry import JournalEntries
 from tailrace.source.rqlite.request import PostedRequest, folder_of
 from tailrace.source.source import RESYNC
@@ -270,16 +270,14 @@ class Cluster:
         lost: LostError | None = None
         with JournalEntries(self._folder) as earlier:
             for request in requests:
-                last, node = window.next.commit, window.node
+                before = LastEntry(window.next.commit, window.node, window.at)
                 try:
                     placed = window.admit(request, earlier.find) if lost is None else []
                 except LostError as error:
                     lost, placed = error, []
                 outcomes.append(lost)
                 if placed:
-                    # The election of a leader takes one index, so another two are missing: see `missed_change`.
-                    has_gap = node not in ("", request.node) and placed[0].position.commit > last + 2
-                    frames.append(build(placed, request, has_gap=has_gap))
+                    frames.append(build(placed, request, before))
                     fresh += placed
         reach("rqlite.before_append")
         self._writer.append(frames)

@@ -108,6 +108,7 @@ class DeduplicationWindow:
         # No event has (0, 0): that is the position before everything.
         self.next = Position(0, 2)
         self._request = self._node = ""
+        self._at = 0
         self._reached: dict[str, int] = {}
         self._groups: dict[int, KnownEntry] = {}
         self._bound = entries
@@ -127,6 +128,11 @@ class DeduplicationWindow:
     def node(self) -> str:
         """The node that sent it."""
         return self._node
+
+    @property
+    def at(self) -> int:
+        """When the last entry was committed, in ms, as its sender says; 0 if that is not known."""
+        return self._at
 
     def admit(self, request: PostedRequest, find: FindEntry = _no_journal) -> list[Placed]:
         """The events of a request that are new, with their positions. They are known from then on.
@@ -154,15 +160,17 @@ class DeduplicationWindow:
         return placed
 
     def remember(
-        self, position: Position, known: EventId, zero: Zero | None, index: int | None, request: str, node: str
+        self, position: Position, known: EventId, zero: Zero | None, index: int | None, request: str, node: str, at: int
     ) -> None:
-        """Add an event that the journal holds, in the journal's order."""
+        """Add an event that the journal holds, in the journal's order. `at`: when it was committed."""
         if zero is not None:
             self._add_zero(zero, known)
         else:
             self._add_own(position.commit if index is None else index, [known])
         self.next = Position(position.commit, position.ordinal + 2)
         self._request, self._node = request, node
+        if zero is None and index is None:
+            self._at = at
         if zero is None:
             self._reach(node, position.commit if index is None else index)
 
@@ -179,6 +187,7 @@ class DeduplicationWindow:
             return
         if entry.index > self.next.commit:
             self.next = Position(entry.index, 0)
+            self._at = entry.at
             yield from self._place_all(entry, None)
             return
         known = self._known(entry.index)
@@ -312,6 +321,7 @@ class DeduplicationWindow:
                 "next": list(self.next),
                 "request": self._request,
                 "node": self._node,
+                "at": self._at,
                 "reached": self._reached,
                 "entries": [[index, group.own, group.zeros] for index, group in self._groups.items()],
             }
@@ -331,7 +341,7 @@ class DeduplicationWindow:
         stored = json.loads(text)
         window.next = Position(*stored["next"])
         window._request, window._node = stored["request"], stored["node"]
-        window._reached = stored.get("reached", {})
+        window._reached, window._at = stored.get("reached", {}), stored.get("at", 0)
         for index, own, zeros in stored.get("groups", ()):  # up to 0.1 the events were kept one by one
             window._groups[index] = KnownEntry(_NO_EVENTS.with_events(own), [(one, image) for one, image in zeros])
         for index, own, zeros in stored.get("entries", ()):

@@ -5,7 +5,8 @@
            that index came after newer ones; either kind of late event has no images and holds the whole event
            in "sent"
     meta   {"request": digest, "node": …, "tables": {name: {"rows", "bytes", "missing", "shapes"}}}
-           with "gap": true if another node sends from here on, and indexes are missing before its first
+           with "gap": {"follows": node, "after": index, "at": …} if indexes are missing after this one, which came from
+           `follows` and was committed at `at`; all of it is empty where nothing came before
 
 `missing` counts the events without images. A shape is a run of events of one table whose images have the same
 columns: the position of the first of them, and for each column the letters of the kinds of values in that run:
@@ -69,8 +70,33 @@ class _Summary:
         }
 
 
-def build(placed: list[Placed], request: PostedRequest, *, has_gap: bool = False) -> Frame:
+@dataclass(frozen=True)
+class LastEntry:
+    """The last Raft entry that came before a request: its index, the node that sent it, and when it was committed."""
+
+    index: int
+    node: str
+    at: int
+
+    def gap_before(self, request: PostedRequest) -> dict[str, Any] | None:
+        """The first gap that a request leaves. Before or in it a leader was elected, which takes one index."""
+        if not self.node:
+            return {"follows": "", "after": 0, "at": 0}
+        last, at = self.index, self.at
+        for entry in request.entries:
+            if entry.events and entry.index > last:
+                if entry.index > last + 2:
+                    return {"follows": self.node, "after": last, "at": at}
+                last, at = entry.index, entry.at
+        return None
+
+
+NOTHING = LastEntry(0, "", 0)
+
+
+def build(placed: list[Placed], request: PostedRequest, before: LastEntry = NOTHING) -> Frame:
     """The frame of one request's new events, of which there is at least one."""
+    gap = before.gap_before(request)
     tables: dict[str, _Summary] = {}
     lines: list[bytes] = []
     for one in placed:
@@ -90,7 +116,7 @@ def build(placed: list[Placed], request: PostedRequest, *, has_gap: bool = False
         True,
         len(lines),
         json.dumps(
-            {"request": request.digest, "node": request.node, "tables": described} | ({"gap": True} if has_gap else {})
+            {"request": request.digest, "node": request.node, "tables": described} | ({"gap": gap} if gap else {})
         ).encode(),
         b"".join(lines),
     )
@@ -103,4 +129,5 @@ def remember(frame: Frame, window: DeduplicationWindow) -> None:
         found, event = read_line(line)
         zero = Zero(*found["zero"]) if "zero" in found else None
         position = Position(found["index"], found["ordinal"])
-        window.remember(position, event.known, zero, found.get("entry"), meta["request"], meta["node"])
+        entry, request, node = found.get("entry"), meta["request"], meta["node"]
+        window.remember(position, event.known, zero, entry, request, node, found["at"])

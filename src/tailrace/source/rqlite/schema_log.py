@@ -118,13 +118,14 @@ class RqliteSchemaLog(SchemaLog[str]):
                 del self.failures[name]
                 self._rewind(max(just_before(at), after))
         self._looked = False
+        self._missed.look()
 
         def read(begin: Position, end: Position) -> None:
             for ref in journal.frames(begin, end):
                 if self._missed.are_before(ref):
                     for name, entry in tables.items():
-                        if max(begin, entry.snapshot_position) < ref.first <= end:
-                            self._mark(name, ref.first)
+                        if max(begin, entry.snapshot_position) < ref.last <= end:
+                            self._mark(name, ref.last)
                 for name, summary in summaries(ref.meta).items():
                     if name not in tables or tables[name].phase == "init":
                         continue

@@ -26,12 +26,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.destination.delta import key_hash
+from tailrace.destination.lake import key_hash
 from tailrace.model import key as keys
 from tailrace.system import atomic_file
 
 if TYPE_CHECKING:
-    from tailrace.destination.delta.key_index import KeyProbe
+    from tailrace.destination.lake.key_index import KeyProbe
 
 Indexes = npt.NDArray[np.int64]
 _Arrays = dict[str, npt.NDArray[Any]]

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.destination.delta import key_file, key_hash
-from tailrace.destination.delta.key_index import FileKeys, KeyProbe, RowKeys
+from tailrace.destination.lake import key_file, key_hash
+from tailrace.destination.lake.key_index import FileKeys, KeyProbe, RowKeys
 from tailrace.model import key as keys
 
 SIGNATURE = 'part-1.parquet ["id"]'
