@@ -22,7 +22,7 @@ LONG = ("backlog", "growth")
 """Those of them that run only when they are named: they need minutes, and gigabytes of disk."""
 ALONE = ("capture", "journal", "queue", "slatedb", "sync")
 """Parts that need neither Postgres nor Spark; each is a module with a function `measure`."""
-ON_REQUEST = ("poll", "webhook", "peers", "upkeep", "many", "fair", "start")
+ON_REQUEST = ("poll", "webhook", "peers", "upkeep", "many", "fair", "shape", "start")
 """Modules of the same form that run only when they are named: they need extras, minutes, or the package index."""
 
 

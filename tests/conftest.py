@@ -17,6 +17,7 @@ from tests.support.database import PostgresDatabase
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.support.kafka_broker import KafkaBroker
     from tests.support.scenario import Scenario
 
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -58,6 +59,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(marker)
         if "postgres_server" in getattr(item, "fixturenames", ()):
             item.add_marker("server")
+        if "kafka" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
 
 
 def _quarter_examples(test: Any) -> None:
@@ -85,6 +88,15 @@ def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callab
 def postgres(postgres_server: Callable[[int], EmbeddedPostgres]) -> EmbeddedPostgres:
     """The session's PostgreSQL 18. A test that restarts or breaks a server starts one of its own instead."""
     return postgres_server(18)
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """The session's Kafka. A test that restarts or breaks a broker starts one of its own instead."""
+    from tests.support.kafka_broker import KafkaBroker
+
+    with KafkaBroker(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
 
 
 @pytest.fixture

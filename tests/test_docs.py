@@ -34,6 +34,7 @@ LINKING = sorted(
 )
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 VARIABLES = {
+    "KAFKA_PASSWORD": "secret",
     "SHOP_DSN": "postgresql://shop@localhost/shop",
     "REPLICA_DSN": "postgresql://replica@localhost/reports",
     "STATE_DSN": "postgresql://state@localhost/state",

@@ -58,6 +58,12 @@ COMMANDS = [
         "check shop.yaml",
         FILE.format(source=SQLITE, destination="{type: webhook, url: 'https://hook.example/in'}"),
     ),
+    (
+        "kafka",
+        "confluent_kafka",
+        "check shop.yaml",
+        FILE.format(source=SQLITE, destination="{type: kafka, servers: 'kafka.example:9092'}"),
+    ),
     ("metrics", "prometheus_client", "metrics shop.yaml", FILE.format(source=SQLITE, destination=DELTA)),
     ("dashboard", "starlette", "dashboard shop.yaml", FILE.format(source=SQLITE, destination=DELTA)),
     ("dashboard", "uvicorn", "run shop.yaml --dashboard", FILE.format(source=SQLITE, destination=DELTA)),

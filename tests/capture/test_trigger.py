@@ -176,11 +176,14 @@ def test_a_row_that_refers_to_itself_is_kept_as_its_foreign_key_left_it(connecti
 
 
 def test_a_table_that_became_too_wide_for_two_images_is_refused(connection: sqlite3.Connection) -> None:
-    names = [f"a{number}" for number in range(999)]
-    connection.execute(f"CREATE TABLE narrow({', '.join(names[:998])})")
+    names = [f"a{number}" for number in range(990)]
+    connection.execute(f"CREATE TABLE narrow({', '.join(names)})")
     enable(connection)
-    connection.execute("ALTER TABLE narrow ADD COLUMN a998")
-    with pytest.raises(PreflightError, match="998 columns"):
+    connection.execute("INSERT INTO narrow (a989) VALUES (1)")
+    connection.execute("UPDATE narrow SET a989 = 2")
+    assert brief(connection)[-1] == (0, "narrow", 1, (*[None] * 989, 1), (*[None] * 989, 2))
+    connection.execute("ALTER TABLE narrow ADD COLUMN a990")
+    with pytest.raises(PreflightError, match="990 columns"):
         enable(connection)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import tailrace
-from tailrace.errors import DamagedError, PreflightError, TailraceError
+from tailrace.errors import ConfigError, DamagedError, PreflightError, TailraceError
 from tailrace.sync.protobuf import PAGE_BYTES, PullHeader, delimited, encode_page
 
 JUNK = b"\xff" * PAGE_BYTES
@@ -133,3 +136,17 @@ def test_what_another_server_says_is_shown_only_if_it_is_text(script: Script, tm
         with pytest.raises(PreflightError, match="answers 404") as raised:
             tailrace.sync(tmp_path / "local.db", script.url)
         assert ("canary" in str(raised.value)) is is_shown
+
+
+@pytest.mark.parametrize("token", ["with a\nline", "€"])
+def test_a_token_that_no_header_can_carry_is_refused_without_showing_it(tmp_path: Path, token: str) -> None:
+    with pytest.raises(ConfigError, match="the token has characters") as raised:
+        tailrace.sync(tmp_path / "local.db", "http://127.0.0.1:1", token=token)
+    assert token not in str(raised.value)
+    environment = {**os.environ, "SYNC_TOKEN": token}
+    command = [str(Path(sys.executable).with_name("tailrace")), "serve-sync", str(tmp_path / "a.db")]
+    done = subprocess.run(
+        [*command, "--token-env", "SYNC_TOKEN"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert token not in done.stderr

@@ -132,6 +132,7 @@ def test_a_push_takes_a_bounded_amount_of_memory(serving: Serving, sql: str) -> 
         "CREATE TABLE tailrace_sync (name TEXT PRIMARY KEY, value)",
         "CREATE TABLE turso_cdc (change_id INTEGER PRIMARY KEY)",
         "ALTER TABLE note RENAME TO other",
+        "CREATE UNIQUE INDEX one ON note (lower(text))",
         "BEGIN; CREATE TABLE loose (a); COMMIT",
         "SAVEPOINT s; CREATE TABLE loose (a); RELEASE s",
     ],

@@ -133,6 +133,29 @@ def test_a_row_that_is_deleted_and_inserted_after_its_change_was_given_up_is_kep
     assert trio.held() == [(1, "again", None, None)]
 
 
+def test_text_that_is_not_utf_8_is_synced_as_it_is_also_in_conflicts(tmp_path: Path) -> None:
+    trio = Trio(tmp_path, TABLE + "INSERT INTO note (id, text) VALUES (1, CAST(x'ff' AS TEXT));")
+    own = "INSERT INTO note (id, text) VALUES (2, CAST(x'ff41' AS TEXT)); UPDATE note SET name = CAST(x'80' AS TEXT)"
+    trio.edit(
+        "UPDATE note SET stars = 1; INSERT INTO note (id, text) VALUES (2, CAST(x'fe' AS TEXT))", f"{own} WHERE id = 1"
+    )
+    assert trio.sync().conflicts == {"insert-insert": 1}
+    trio.edit("UPDATE note SET text = CAST(x'c3' AS TEXT) WHERE id = 1", "UPDATE note SET text = CAST(x'c0' AS TEXT)")
+    assert trio.sync(conflict="remote").conflicts == {"update-update": 1}
+    hexadecimal = "(SELECT id, hex(text), hex(name), typeof(text), stars FROM note)"
+    assert trio.held(hexadecimal) == [(1, "C3", "80", "text", 1), (2, "C0", "", "text", None)]
+
+
+def test_tables_with_as_many_columns_as_can_be_captured_are_synced(tmp_path: Path) -> None:
+    columns = ", ".join(f"c{number} DEFAULT {number}" for number in range(989))
+    trio = Trio(tmp_path, f"CREATE TABLE note (id INTEGER PRIMARY KEY, {columns});")
+    trio.edit("INSERT INTO note (id, c0) VALUES (1, 'a')", "INSERT INTO note (id, c988) VALUES (2, 'b')")
+    trio.sync()
+    trio.edit("UPDATE note SET c5 = 'c' WHERE id = 2", "UPDATE note SET c988 = 'd'")
+    trio.sync()
+    assert trio.held("(SELECT id, c0, c5, c987, c988 FROM note)") == [(1, "a", 5, 987, "d"), (2, 0, "c", 987, "d")]
+
+
 # -- schema ---------------------------------------------------------------------------------------------------
 
 
@@ -226,11 +249,16 @@ def test_what_the_remote_dropped_stops_a_replica_that_keeps_its_rows(tmp_path: P
         ("CREATE TABLE t (a)", "t has no primary key"),
         ("CREATE TABLE t (a PRIMARY KEY, b) WITHOUT ROWID", "t has no rowid"),
         ("CREATE TABLE t (id INTEGER PRIMARY KEY, a, b AS (a) STORED)", "STORED generated column"),
+        (
+            "CREATE TABLE t (id INTEGER PRIMARY KEY, a); CREATE UNIQUE INDEX i ON t (lower(a))",
+            "unique on an expression",
+        ),
+        ("CREATE TABLE t (a PRIMARY KEY, " + ", ".join(f"c{n}" for n in range(990)) + ")", "more than 990 columns"),
         ("CREATE VIRTUAL TABLE t USING fts5(a)", "t is a virtual table"),
         ("PRAGMA page_size = 1024; CREATE TABLE t (id INTEGER PRIMARY KEY)", "pages of 1024 bytes"),
         ("PRAGMA encoding = 'UTF-16le'; CREATE TABLE t (id INTEGER PRIMARY KEY)", "UTF-16le"),
     ],
-    ids=["no key", "no rowid", "stored", "virtual", "pages", "encoding"],
+    ids=["no key", "no rowid", "stored", "expression", "wide", "virtual", "pages", "encoding"],
 )
 def test_a_file_that_cannot_be_synced_is_refused_by_server_and_client_with_its_reason(
     tmp_path: Path, script: str, match: str
@@ -283,13 +311,16 @@ def test_a_file_that_cannot_be_used_is_named_by_server_and_client(
     assert not (tmp_path / "local.db").exists()
 
 
-def test_a_table_without_a_key_that_is_made_later_stops_the_sync_before_anything_happens(tmp_path: Path) -> None:
+def test_a_table_that_cannot_be_synced_and_is_made_later_stops_the_sync_before_anything_happens(tmp_path: Path) -> None:
     trio = Trio(tmp_path)
     trio.edit("UPDATE note SET text = 'b'", "CREATE TABLE loose (a); UPDATE note SET stars = 9")
     with pytest.raises(PreflightError, match="loose has no primary key"):
         trio.sync()
     assert rows(trio.second) == [(1, "old", 9, None)]
-    run(trio.second, "DROP TABLE loose")
+    run(trio.second, "DROP TABLE loose; CREATE UNIQUE INDEX one ON note (lower(text))")
+    with pytest.raises(PreflightError, match="unique on an expression"):
+        trio.sync()
+    run(trio.second, "DROP INDEX one")
     trio.sync()
     assert trio.held() == [(1, "b", 9, None)]
 

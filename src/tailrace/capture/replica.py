@@ -60,7 +60,8 @@ def open_file(path: Path, *, writes: bool = True) -> Iterator[sqlite3.Connection
             connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone()
             yield connection
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            # An error of the module itself, such as text that is not UTF-8, has no code.
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise UnavailableError(
                     f"{path} is locked by another process", fix="try again, or end that process"
                 ) from None

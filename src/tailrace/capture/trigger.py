@@ -34,8 +34,8 @@ from tailrace.errors import Finding, PreflightError
 from tailrace.system.file_lock import is_locked
 from tailrace.system.turso_lock import server_lock
 
-WIDEST = 998
-"""SQLite allows 2,000 columns per table, and the image table needs two images and three more columns."""
+WIDEST = 990
+"""SQLite allows 2,000 columns in a result, and readers of the tape select two images with a few more columns."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +234,11 @@ def _make_plan(connection: CaptureConnection, mode: Mode) -> _TriggerPlan:
         else:
             width = max(width, len(shape.fields))
     return _TriggerPlan([make_replaced_trigger(mode, width), *triggers], width, left_out)
+
+
+def uncapturable(connection: CaptureConnection) -> list[ExcludedTable]:
+    """The tables that a capture by triggers would leave out."""
+    return _make_plan(connection, Mode("full", layout.DEFAULT_TABLE)).excluded
 
 
 def _captured_tables(connection: CaptureConnection) -> set[str]:

@@ -18,11 +18,12 @@ TokenName = Annotated[
 
 
 def read_token(name: str | None) -> Secret | None:
-    """The token in the environment variable of this name. Raises ConfigError where it is not set."""
-    from tailrace.option.value import Secret
+    """The token in the environment variable of this name. Raises ConfigError where it is not set or cannot be sent."""
+    from tailrace.option.value import Secret, require_header_text
 
     if name is None:
         return None
     if not (text := os.environ.get(name, "")):
         raise ConfigError(f"the environment variable {name} is not set", fix=f"export {name}=…")
+    require_header_text(text, f"the environment variable {name}")
     return Secret(text)

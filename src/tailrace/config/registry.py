@@ -115,6 +115,9 @@ DESTINATIONS = Registry(
             "tailrace.destination.iceberg.option:IcebergOptions",
             "tailrace.destination.iceberg.destination:IcebergDestination",
         ),
+        "kafka": BuiltIn(
+            "tailrace.destination.kafka.option:KafkaOptions", "tailrace.destination.kafka.destination:KafkaDestination"
+        ),
         "parquet": BuiltIn(
             "tailrace.destination.parquet.option:ParquetOptions",
             "tailrace.destination.parquet.destination:ParquetDestination",

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
+import pyarrow as pa
+
 from tailrace.model.change import Changes, Op, Position
 from tailrace.model.collapse import fit, slim
 from tailrace.model.schema import TableSchema
@@ -74,3 +76,26 @@ def belong_together(before: Changes, after: Changes) -> bool:
     if before.batch.column("op")[-1].as_py() != Op.DELETE or after.batch.column("op")[0].as_py() != Op.INSERT:
         return False
     return after.first == Position(last.commit, last.ordinal + 1)
+
+
+def whole(changes: Iterable[Changes], *, least_bytes: int = 0) -> Iterator[Changes]:
+    """The chunks, with the two halves of a changed key in the same one, and those smaller than `least_bytes` joined."""
+    held: list[Changes] = []
+    size = 0
+    for chunk in changes:
+        if not len(chunk):
+            continue
+        if held and size >= least_bytes and not belong_together(held[-1], chunk):
+            yield _joined(held)
+            held, size = [], 0
+        held.append(chunk)
+        size += chunk.batch.nbytes
+    if held:
+        yield _joined(held)
+
+
+def _joined(chunks: list[Changes]) -> Changes:
+    if len(chunks) == 1:
+        return chunks[0]
+    both = pa.Table.from_batches([chunk.batch for chunk in chunks]).combine_chunks().to_batches()
+    return Changes(chunks[0].table, both[0])

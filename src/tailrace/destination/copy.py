@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tailrace.destination import Batch, Destination, Staged, TableBatch, Written
+from tailrace.destination.capability import Inspectable
 from tailrace.errors import TableError, UnavailableError, problems
 from tailrace.model.schema import TableName, TableSchema
 
@@ -51,7 +52,7 @@ def write_batch(destination: Destination, batch: TableBatch) -> Written:
     stage = batch.stage
     assert stage is not None, "a copy has a stage"
     if destination.copy_mode == "stream":
-        if batch.begins_copy:
+        if batch.begins_copy and not _holds(destination, batch):
             destination.drop_table_for_copy(batch.table)
         written = destination.write_changes(batch)
         stage.discard(batch.staged)
@@ -76,6 +77,14 @@ def write_batch(destination: Destination, batch: TableBatch) -> Written:
     # were lost.
     stage.discard(batch.staged)
     return written
+
+
+def _holds(destination: Destination, batch: TableBatch) -> bool:
+    """Whether a destination that can be asked holds the batch already: a repeat must not begin the copy again."""
+    if not isinstance(destination, Inspectable):
+        return False
+    last = destination.last_batch(batch.table.table, batch.pipeline)
+    return last is not None and not last.is_other(batch.batch.last)
 
 
 def require_columns(destination: Destination, table: TableSchema) -> None:

@@ -53,7 +53,7 @@ def look_up(collapsed: Collapsed, lookup: Lookup | None) -> tuple[pa.Table, Inde
     found = pa.table(
         [cast(given.column(column.name), column.type, column.name) for column in table.columns], schema=table.arrow
     )
-    none[known] = _positions(table, sought, found)
+    none[known] = positions_of(table, sought, found)
     return found, none
 
 
@@ -73,7 +73,7 @@ def refetch_rows(collapsed: Collapsed, rows: Indexes, refetch: Refetch | None) -
         )
     sought = collapsed.rows.select(list(table.key)).take(pa.array(rows))
     fetched = refetch(table, sought)
-    return fetched, _positions(table, sought, fetched)
+    return fetched, positions_of(table, sought, fetched)
 
 
 def split_lost(collapsed: Collapsed, lost: Indexes) -> tuple[Indexes, Indexes]:
@@ -148,7 +148,8 @@ def merged_exact(new: str | None, old: str | None, unchanged: Iterable[str]) -> 
     return json.dumps(texts, ensure_ascii=False) if texts else None
 
 
-def _positions(table: TableSchema, sought: pa.Table, found: pa.Table) -> Indexes:
+def positions_of(table: TableSchema, sought: pa.Table, found: pa.Table) -> Indexes:
+    """For each of the keys `sought` the index of its row in `found`, or -1."""
     have = keys.comparable([found.column(name).cast(table.column(name).type) for name in table.key])
     return keys.positions(keys.comparable(sought.columns), have)
 

@@ -25,6 +25,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+from tailrace.errors import ConfigError
+
 
 class Options(BaseModel):
     """A section of the pipeline's file."""
@@ -75,6 +77,12 @@ def _given(options: Options) -> dict[str, Any]:
     fields = type(options).model_fields
     values = {fields[name].alias or name: getattr(options, name) for name in fields if name in options.model_fields_set}
     return {key: _given(value) if isinstance(value, Options) else value for key, value in values.items()}
+
+
+def require_header_text(token: str, name: str) -> None:
+    """Raise ConfigError for a token that no HTTP header can carry."""
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigError(f"{name} has characters that HTTP cannot send", fix="use printable ASCII characters only")
 
 
 class Secret:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tailrace.capture import trigger
 from tailrace.capture.layout import DEFAULT_TABLE, SYNC_TABLES, has_table, list_tables, quoted, transaction
+from tailrace.capture.record import SURROGATE
 from tailrace.capture.replica import open_file
 from tailrace.capture.tape import Tape, TapeMark, check_sequence, read_tape_mark
 from tailrace.errors import DamagedError, OwnedError, PreflightError
@@ -110,6 +111,10 @@ def bootstrap(path: Path, address: str, remote: Remote) -> int:
     return int(rows)
 
 
+def _decode(text: bytes) -> str:
+    return text.decode("utf-8", SURROGATE)
+
+
 @contextmanager
 def opened(path: Path, address: str) -> Iterator[LocalFile]:
     """The synced file. Raises PreflightError for a file that is not synced with this remote by tailrace."""
@@ -126,6 +131,7 @@ def opened(path: Path, address: str) -> Iterator[LocalFile]:
         if local.get("remote") != address:
             raise PreflightError(f"{path} is synced with another remote", fix="use that remote, or a new path")
         connection.execute("PRAGMA recursive_triggers = OFF")
+        connection.text_factory = _decode  # as on the tape
         trigger.enable(connection)
         require_syncable(connection)
         yield local

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from tailrace.capture import layout
+from tailrace.capture import layout, trigger
 from tailrace.capture.layout import CaptureConnection, quoted
 from tailrace.errors import PreflightError
 from tailrace.sync.protobuf import PAGE_BYTES
@@ -57,14 +57,15 @@ def _problems(connection: CaptureConnection) -> Iterator[tuple[str, str, str]]:
     sql = "SELECT name, type FROM pragma_table_list WHERE schema = 'main' AND type = 'virtual' ORDER BY 1"
     for name, _ in connection.execute(sql).fetchall():
         yield name, "is a virtual table, which replicas cannot use", f"DROP TABLE {quoted(name)}, or use another file"
+    # Their changes would never be pushed, and the next pull would undo them.
+    uncapturable = {one.table: one for one in trigger.uncapturable(connection)}
     own = layout.own_tables(connection)
     for table in layout.list_tables(connection):
         if table == MARK_TABLE or table in own:
             continue
         columns = connection.execute(f"PRAGMA table_xinfo({quoted(table)})").fetchall()
-        shape = layout.read_table_shape(connection, table)
-        if shape.without_rowid or not shape.rowid:
-            yield table, "has no rowid, so replicas cannot capture its changes", "create it again without WITHOUT ROWID"
+        if table in uncapturable:
+            yield table, f"cannot be captured: {uncapturable[table].reason}", uncapturable[table].fix
         if not any(column[5] for column in columns):
             yield (
                 table,

@@ -17,7 +17,7 @@ import apsw
 import urllib3
 
 from tailrace.errors import ConfigError, PreflightError, TailraceError, UnavailableError
-from tailrace.option.value import Secret
+from tailrace.option.value import Secret, require_header_text
 from tailrace.sync.file_error import naming
 from tailrace.sync.file_stamp import LOOK_SECONDS, FileStamp, read_stamp
 from tailrace.sync.hrana import Step, decode_value, encode_query, encode_transaction
@@ -98,6 +98,8 @@ class HttpRemote:
             raise ConfigError("a token must not be sent unencrypted", fix="use https://, or a tunnel to this machine")
         if not parts.hostname or parts.username or parts.query or parts.fragment:
             raise ConfigError("the remote must be a URL such as https://host:port", fix="give a token by --token-env")
+        if token is not None:
+            require_header_text(token.reveal(), "the token")
         self.sent = self.received = 0
         self._shown = f"{parts.scheme}://{parts.hostname}"
         self._url = url.rstrip("/")

@@ -25,9 +25,7 @@ def bring_rows(connection: CaptureConnection, table: str) -> int:
             # A column of our own that is not pushed yet: its values are among the changes to replay.
             own, default = quoted(each.name), f"({each.default or 'NULL'})"
             connection.execute(f"UPDATE main.{name} SET {own} = {default} WHERE {own} IS NOT {default}")
-    differs = " OR ".join(
-        f"m.{one} COLLATE BINARY IS NOT n.{one} OR typeof(m.{one}) <> typeof(n.{one})" for one in names
-    )
+    differs = _any([f"m.{one} COLLATE BINARY IS NOT n.{one} OR typeof(m.{one}) <> typeof(n.{one})" for one in names])
     connection.execute("CREATE TEMP TABLE IF NOT EXISTS differing (id INTEGER PRIMARY KEY, kind TEXT)")
     connection.execute("DELETE FROM temp.differing")
     connection.execute(
@@ -65,3 +63,11 @@ def bring_rows(connection: CaptureConnection, table: str) -> int:
         write(chosen("gone", "changed"), chosen("new", "changed"), updates=False)
     connection.execute("RELEASE bring")
     return int(count)
+
+
+def _any(conditions: list[str]) -> str:
+    """The conditions joined by OR, halved again and again: SQLite limits how deep an expression is."""
+    if len(conditions) == 1:
+        return conditions[0]
+    middle = len(conditions) // 2
+    return f"({_any(conditions[:middle])}) OR ({_any(conditions[middle:])})"

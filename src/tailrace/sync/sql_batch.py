@@ -37,7 +37,7 @@ _ALLOWED = {
     apsw.SQLITE_FUNCTION,
     apsw.SQLITE_RECURSIVE,
 }
-_DDL = {apsw.SQLITE_CREATE_TABLE, apsw.SQLITE_DROP_TABLE, apsw.SQLITE_ALTER_TABLE}
+_DDL = {apsw.SQLITE_CREATE_TABLE, apsw.SQLITE_CREATE_INDEX, apsw.SQLITE_DROP_TABLE, apsw.SQLITE_ALTER_TABLE}
 _REFUSED_FUNCTIONS = {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit"}
 _CHECK_STEPS = 10_000
 _DEPTH = 32

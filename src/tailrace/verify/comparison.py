@@ -119,8 +119,9 @@ def verify(
     if not isinstance(destination, Readable):
         raise ConfigError(
             f"a destination of `type: {config.destination.type}` cannot be read back, so nothing can be compared",
-            fix="verify a pipeline whose destination has `type: delta`, `iceberg`, `postgres`, `sqlite` or `duckdb`,"
-            " or give a class of your own the method `read_table`: `tailrace.model.table_rows.Readable` describes it",
+            fix="verify a pipeline whose destination has `type: delta`, `iceberg`, `postgres`, `sqlite`, `duckdb` or"
+            " `kafka`, or give a class of your own the method `read_table`: `tailrace.model.table_rows.Readable`"
+            " describes it",
         )
     tables = [table for table in source.tables() if only is None or str(table.table) == only]
     if not tables:

@@ -32,7 +32,7 @@ from tailrace.destination import (
     TableBatch,
     Written,
 )
-from tailrace.destination.chunking import belong_together
+from tailrace.destination.chunking import whole
 from tailrace.destination.webhook.address import WebhookTarget
 from tailrace.destination.webhook.batch_file import EventStage, Piece, as_copied, markers
 from tailrace.destination.webhook.format.event import EVERY, Format, format_of, stream_format_of
@@ -117,7 +117,7 @@ class WebhookDestination(WebhookOptions, EventDestination):
         A column that the upstream left out, because it did not change, is left out of the event.
         """
         assert batch.stage is not None, "events name the pipeline"
-        log = self._event_stage.write(self._encode(chunk, batch.stage) for chunk in _whole(batch.log))
+        log = self._event_stage.write(self._encode(chunk, batch.stage) for chunk in whole(batch.log))
         copied = [Piece.from_json(json.loads(one.receipt)) for one in batch.staged]
         if copied or log.events or batch.completes_copy:
             self._event_stage.enter(
@@ -253,20 +253,3 @@ class WebhookCommitter(Committer):
                     fix="tailrace queue status FILE shows why; tailrace queue drain FILE sends them",
                 )
             time.sleep(LOOK_SECONDS)
-
-
-def _whole(changes: Iterable[Changes]) -> Iterator[Changes]:
-    """The chunks, with the two halves of a changed key in the same one."""
-    held: Changes | None = None
-    for chunk in changes:
-        if not len(chunk):
-            continue
-        if held is not None and belong_together(held, chunk):
-            both = pa.Table.from_batches([held.batch, chunk.batch]).combine_chunks().to_batches()
-            held = Changes(held.table, both[0])
-            continue
-        if held is not None:
-            yield held
-        held = chunk
-    if held is not None:
-        yield held
