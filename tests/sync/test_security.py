@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -104,6 +105,38 @@ def test_the_time_of_a_push_is_that_of_all_its_statements(serving: Serving) -> N
     codes = [error["code"] for error in result["step_errors"] if error]
     assert codes == ["SQLITE_INTERRUPT"]
     assert server.run("SELECT 1")["step_errors"] == [None]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT instr(zeroblob(20000000), zeroblob(10000000) || x'01')",
+        "SELECT length(replace(hex(zeroblob(10000000)), hex(zeroblob(5000000)) || '1', ''))",
+        "SELECT length(trim(hex(zeroblob(10000000)), hex(randomblob(1000000))))",
+        "SELECT hex(zeroblob(10000000)) LIKE '%' || hex(zeroblob(200)) || '1%'",
+    ],
+    ids=["instr", "replace", "trim", "like"],
+)
+def test_a_function_that_sqlite_cannot_interrupt_is_bounded(serving: Serving, sql: str) -> None:
+    server = serving("--max-seconds", "5")
+    began = time.monotonic()
+    assert server.run(sql)["step_errors"][0] is not None
+    assert time.monotonic() - began < 60
+
+
+def test_bounded_functions_are_the_ones_that_checks_and_indexes_use(tmp_path: Path, serving: Serving) -> None:
+    with closing(sqlite3.connect(tmp_path / "served.db")) as connection:
+        connection.executescript(
+            "CREATE TABLE mail (address TEXT PRIMARY KEY CHECK (instr(address, '@') > 1), "
+            "short AS (replace(trim(address, '.'), '@', ' at '))); CREATE INDEX i ON mail (rtrim(address, 'm'), short);"
+            "INSERT INTO mail VALUES ('.a@b.com')"
+        )
+    server = serving()
+    assert server.run("INSERT INTO mail VALUES ('no address')")["step_errors"][0]["code"] == "SQLITE_CONSTRAINT"
+    assert server.run("INSERT INTO mail VALUES ('c@d.com.')", "DELETE FROM mail WHERE address = '.a@b.com'")
+    with closing(sqlite3.connect(tmp_path / "served.db")) as connection:
+        assert connection.execute("SELECT short FROM mail").fetchall() == [("c at d.com",)]
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 @pytest.mark.parametrize(

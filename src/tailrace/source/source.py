@@ -203,9 +203,9 @@ class Source(ABC):
     def forget(self) -> None:
         """Forget this reader alone, while others of the same upstream go on. A repeat changes nothing.
 
-        By default what `reset` does, which concerns only this reader where nothing is shared.
+        By default removes the reader's folder.
         """
-        self.reset()
+        remove(self.folder)
 
     def readers(self) -> Collection[str]:
         """The readers for which something is kept here: cursors, or folders of their own, as by default."""

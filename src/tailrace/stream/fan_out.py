@@ -24,6 +24,7 @@ from tailrace.state import RunnerLock, StateStore
 from tailrace.state.status import PipelineStatus
 from tailrace.stream.former import forget_former
 from tailrace.stream.pipeline import OnProgress, Pipeline
+from tailrace.stream.run_record import record_first_refusal
 from tailrace.stream.spark_session import build_session
 from tailrace.system.backoff import LOOK_SECONDS, Backoff, wait
 from tailrace.system.failpoint import reach
@@ -233,6 +234,8 @@ class FanOut:
                 member.run(once=once, on_progress=show)
             except Exception as error:  # noqa: BLE001 - the run raises it once no destination runs any more
                 self._errors[name] = error
+                if isinstance(error, TailraceError):
+                    record_first_refusal(member.store, error)
                 if once:
                     return
                 attempt = 1 if _last_batch(member) != batches else attempt + 1

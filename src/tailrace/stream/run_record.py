@@ -37,6 +37,13 @@ def record_refusal(address: StoreAddress, error: TailraceError) -> None:
             store.put_run(RunRecord(now()).end(error))
 
 
+def record_first_refusal(address: StoreAddress, error: TailraceError) -> None:
+    """The same for one of several destinations, of which people ask while the others run, even if it has never run."""
+    with suppress(TailraceError), address.open() as store:
+        if store.last_run() is None:
+            store.put_run(RunRecord(now()).end(error))
+
+
 def _put(store: StateStore, run: RunRecord) -> None:
     # The store may be what failed, or another runner may own the pipeline by now.
     with suppress(TailraceError):

@@ -15,6 +15,7 @@ from typing import Any
 import apsw
 
 from tailrace.errors import PreflightError
+from tailrace.sync.bounded_function import bound_functions
 from tailrace.sync.hrana import MalformedBatchError, SqlValue, decode_value, encode_value
 from tailrace.sync.preflight import require_syncable, require_uncaptured
 
@@ -70,6 +71,7 @@ class SqlBatch:
         connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 0)
         connection.limit(apsw.SQLITE_LIMIT_LENGTH, largest_bytes)
         connection.limit(apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, _PATTERN_BYTES)
+        bound_functions(connection)
         connection.set_progress_handler(self._is_late, _CHECK_STEPS)
         connection.set_commit_hook(lambda: self._is_unchecked)
 

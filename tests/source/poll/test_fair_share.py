@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable
 
 import pytest
 
 from tailrace.source.follower import Limit
+from tailrace.source.poll.consumer import PollConsumer
 from tailrace.source.poll.source import PollSource
+from tailrace.source.poll.watermark import MemoryWatermarks
 from tailrace.testing.replay import SourceReplay
 from tests.support.database import PostgresDatabase
 
@@ -74,3 +78,25 @@ def test_busy_tables_that_fill_a_batch_take_turns(
         replay.step()
         changed = {name: sum(row["v"] for row in replay.tables[f"public.{name}"].rows.values()) for name in names}
         assert min(changed.values()) > 0, changed
+
+
+def test_no_more_queries_reach_the_server_than_allowed(
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
+) -> None:
+    limit, own = 6.0, 5
+    for number in range(8):
+        create(database, f"t{number}", 5)
+    database.run(f"ALTER DATABASE {database.name} SET log_statement = 'all'")
+    log = database.server.data_dir / "server.log"
+    before, began = len(log.read_bytes()), time.monotonic()
+    with PollConsumer(make_source(max_queries_per_second=limit), MemoryWatermarks()) as consumer:
+        for _ in range(2):
+            assert consumer.wait(30)
+            assert sum(len(changes) for changes in consumer.poll())
+            consumer.commit()
+            database.run("UPDATE t0 SET v = v + 1, updated_at = now()")
+    seconds = time.monotonic() - began
+    logged = log.read_bytes()[before:].decode()
+    queries = re.findall(r"(?:statement|execute [^:]*): (?:COPY|SELECT|EXPLAIN|WITH)", logged)
+    assert len(queries) > 50
+    assert len(queries) <= limit * seconds + own, f"{len(queries)} queries in {seconds:.1f} s"

@@ -174,21 +174,19 @@ def _current(place: TablePath, table: str) -> DeltaSnapshot | None:
     if known is not None and stamp is not None and known.stamp == stamp:
         if place.is_local:
             return replace(known.snapshot, table=table)
-        found: DeltaSnapshot | None = _follow(replace(known.snapshot, table=table, place=place))
-        folder: PathStamp = ()
+        after: _Known | None = _follow(_Known(replace(known.snapshot, table=table, place=place), stamp))
     else:
         # Before it is read: what is added meanwhile changes it.
         folder = (place.stamp(LOG) or ()) if place.is_local else ()
         found = _read(place, table)
+        last = None if found is None else place.stamp(_entry_file(found.version))
+        after = None if found is None else _Known(found, None if last is None else (*folder, *last))
     with _lock:
-        if found is None:
+        if after is None:
             _known.pop(place.uri, None)
             return None
-        if known is None or found.version != known.snapshot.version or known.stamp != stamp:
-            last = place.stamp(_entry_file(found.version))
-            stamp = None if last is None else (*folder, *last)
-        _known[place.uri] = _Known(found, stamp)
-    return found
+        _known[place.uri] = after
+    return after.snapshot
 
 
 def remember(snapshot: DeltaSnapshot, stamp: PathStamp | None) -> None:
@@ -225,11 +223,12 @@ def _stamp(place: TablePath, version: int) -> PathStamp | None:
     return None if None in parts else tuple(chain.from_iterable(filter(None, parts)))
 
 
-def _follow(snapshot: DeltaSnapshot) -> DeltaSnapshot:
+def _follow(known: _Known) -> _Known:
     """Take in the versions since."""
-    while (body := snapshot.place.read(f"{LOG}/{snapshot.version + 1:020}.json")) is not None:
-        snapshot = _after_entry(snapshot, snapshot.version + 1, body)
-    return snapshot
+    while (found := known.snapshot.place.read_stamped(_entry_file(known.snapshot.version + 1))) is not None:
+        body, stamp = found
+        known = _Known(_after_entry(known.snapshot, known.snapshot.version + 1, body), stamp)
+    return known
 
 
 # -- the log as it lies in storage ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -71,12 +71,17 @@ class ObjectFolder(TablePath):
                 found = obstore.head(self._store, name)
         except FileNotFoundError:
             return None
-        return _stamp(found["e_tag"]) or (str(found["last_modified"]), found["size"])
+        return _stamp_of(found)
 
     def read(self, name: str) -> bytes | None:
+        found = self.read_stamped(name)
+        return None if found is None else found[0]
+
+    def read_stamped(self, name: str) -> tuple[bytes, PathStamp | None] | None:
         try:
             with plain_errors():
-                return bytes(obstore.get(self._store, name).bytes())
+                got = obstore.get(self._store, name)
+                return bytes(got.bytes()), _stamp_of(got.meta)
         except FileNotFoundError:
             return None
 
@@ -130,6 +135,10 @@ class ObjectFolder(TablePath):
     def note(self, name: str, text: str) -> None:
         with plain_errors():
             obstore.put(self._store, f"{OWN}/{name}", text.encode(), use_multipart=False)
+
+
+def _stamp_of(meta: Mapping[str, Any]) -> PathStamp:
+    return _stamp(meta["e_tag"]) or (str(meta["last_modified"]), meta["size"])
 
 
 def _stamp(tag: str | None) -> PathStamp | None:

@@ -73,6 +73,11 @@ class TablePath(ABC):
     def read(self, name: str) -> bytes | None:
         """All bytes of a file; None when it is not there."""
 
+    def read_stamped(self, name: str) -> tuple[bytes, PathStamp | None] | None:
+        """All bytes of a file that never changes, and its stamp; None when it is not there."""
+        body = self.read(name)
+        return None if body is None else (body, self.stamp(name))
+
     @abstractmethod
     def read_range(self, name: str, offset: int, length: int) -> bytes:
         """Bytes of a file; fewer where it ends before. Raises FileNotFoundError when it is not there."""

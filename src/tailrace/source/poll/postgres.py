@@ -120,6 +120,7 @@ class PostgresSession(SqlSession):
 
     @cached_property
     def _asking(self) -> psycopg.Connection[tuple[Any, ...]]:
+        self._spacing.wait()  # opening a session is a query, too
         with translated("opening a session"):
             made = connect(connection_string(self._dsn, self._settings))
         self._opened.callback(made.close)
@@ -127,6 +128,7 @@ class PostgresSession(SqlSession):
 
     @cached_property
     def _bulk(self) -> BulkConnection:
+        self._spacing.wait()
         with translated("opening a session"):
             made = BulkConnection(connection_string(self._dsn, self._settings))
         self._opened.callback(made.close)

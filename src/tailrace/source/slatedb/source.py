@@ -121,6 +121,9 @@ class SlateDbSource(Source):
             if folder is not None:
                 remove(Path(folder))
 
+    def forget(self) -> None:
+        self.reset()
+
     def follow(self, schemas: SchemaVersions, *, is_receiving: bool = False) -> SlateDbFollower:
         """Nothing is pushed; with `keep_wal` the follower itself copies WAL files."""
         make_folder(self.folder)

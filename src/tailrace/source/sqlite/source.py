@@ -87,6 +87,9 @@ class SqliteSource(Source):
         Cursors(self.folder).forget(self.context.reader)
         remove(self.schema_file)
 
+    def forget(self) -> None:
+        self.reset()
+
     def readers(self) -> Collection[str]:
         return Cursors(self.folder).readers()
 
