@@ -85,6 +85,24 @@ def test_a_dead_destination_holds_neither_the_others_nor_the_server_back_and_cat
         assert run.wait() == 0
 
 
+def test_a_full_journal_says_for_which_destination_it_is_kept_and_loses_nothing(scenario: FanOutScenario) -> None:
+    scenario.write(source={"journal": {"max_bytes": "4MB"}})
+    rows = "INSERT INTO keyed SELECT 1000 * {0} + i, 0, repeat(md5(i::text), 30) FROM generate_series(1, 900) i"
+    with scenario.run() as run:
+        scenario.reach(run, "lake", "replica")
+        with locked(scenario.replica):
+            scenario.sql(*(rows.format(number) for number in range(1, 9)))
+            run.wait_until(waits_for_replica, destination="lake")
+        scenario.reach(run, "lake", "replica")
+        assert scenario.differing() == []
+        run.terminate()
+        assert run.wait() == 0
+
+
+def waits_for_replica(status: PipelineStatus) -> bool:
+    return status.source is not None and "for the destination replica" in (status.source.error or "")
+
+
 def test_a_destination_that_hangs_leaves_the_others_their_tasks(
     scenario: FanOutScenario, tmp_path: Path, spark: object
 ) -> None:
