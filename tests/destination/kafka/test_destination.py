@@ -82,7 +82,7 @@ def test_a_changed_key_is_a_delete_a_tombstone_and_a_create_that_name_each_other
     assert [short(record)[:2] for record in records] == [({"id": 1}, "d"), ({"id": 1}, None), ({"id": 2}, "c")]
     assert [record.headers for record in records] == [
         {"__debezium.newkey": '{"id":2}'},
-        {},
+        {"__debezium.newkey": '{"id":2}'},
         {"__debezium.oldkey": '{"id":1}'},
     ]
 
