@@ -178,3 +178,23 @@ def test_housekeeping_can_be_off(ice: IcebergDestination) -> None:
         write(off, number, insert(id=number, name="a", price=number))
     assert off.maintain(ITEMS.table) is None
     assert off.maintain_now(ITEMS.table) == "merged 6 files into 1"
+
+
+@pytest.mark.parametrize("place", ["iceberg.before_rewrite_commit", "iceberg.before_commit", "iceberg.before_vacuum"])
+def test_maintenance_that_dies_is_done_by_the_next_process(
+    ice: IcebergDestination, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    for number in range(5):
+        write(ice, number, insert(id=number, name="a", price=number), insert(id=10 + number, name="a", price=0))
+    write(ice, 5, delete(id=3))
+    expected = prices(ice)
+    with monkeypatch.context() as patch:
+        patch.setenv(failpoint.VARIABLE, f"{place}:raise")
+        with pytest.raises(failpoint.FailpointError):
+            ice.maintain(ITEMS.table)
+    forget_everything()
+    assert prices(ice) == expected
+    write(ice, 6, update(id=4, price=7))
+    ice.maintain_now(ITEMS.table)
+    assert prices(ice) == {**expected, 4: 7}
+    assert len(scanned(ice, ITEMS.table)) == 1
