@@ -82,4 +82,5 @@ def main() -> None:
     Path("seconds").write_text(str(seconds))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -20,7 +20,8 @@ class DefaultSource(DataSource):
 
     Options: `config`, the path of the pipeline's YAML file; `table`, e.g. `public.orders`, for that table's typed
     columns (without it every change comes as JSON); `reader`, the name of this stream's cursor in the journal, needed
-    when several streams read the same pipeline.
+    when several streams read the same pipeline; `from`, a batch, a position or a time at which a new stream of a tape
+    begins.
     """
 
     @classmethod

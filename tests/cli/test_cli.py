@@ -448,7 +448,7 @@ def test_dead_letters_are_listed_and_shown_without_their_values(file: Path, tmp_
     with make_state(file) as store:
         assert invoke("errors", "list", file).stdout == "no change waits\n"
         number = keep_letter(store)
-        assert f"{number}  public.a  at {'0' * 32}  waiting, tried 1 times" in invoke("errors", "list", file).stdout
+        assert f"{number}  public.a  at {'0' * 32}  waiting, tried 1 time" in invoke("errors", "list", file).stdout
         answer = json.loads(invoke("errors", "show", file, number, "--json").stdout)
         assert (answer["table"], answer["reason"], answer["bytes"]) == (
             "public.a",

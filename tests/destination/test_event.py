@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tailrace.destination import BeginEvent, CommitEvent, CopyEndEvent, Event, RelationEvent
+from tailrace.destination import BeginEvent, CommitEvent, CopyBeginEvent, CopyEndEvent, Event, RelationEvent
 from tailrace.destination.event import event_stream
 from tailrace.model.change import Changes, Op
 from tailrace.model.schema import Column
@@ -19,6 +19,8 @@ def said(events: list[Event]) -> list[object]:
             found.append((event.table.table.name, [row["id"] for row in event.row.to_pylist()]))
         elif isinstance(event, RelationEvent):
             found.append(f"relation {event.table.table.name} {event.table.version}")
+        elif isinstance(event, CopyBeginEvent):
+            found.append(f"copying {event.table.table.name}")
         elif isinstance(event, CopyEndEvent):
             found.append(f"copied {event.table.table.name}")
         else:
@@ -49,7 +51,8 @@ def test_changes_of_several_tables_come_in_the_order_of_their_commits() -> None:
 
 def test_copied_rows_come_first_and_outside_any_transaction() -> None:
     copied = changes_of(PLAIN, read(id=1), read(id=2))
-    assert said(list(event_stream(copied, changes_of(ITEMS, insert(id=3)), [PLAIN]))) == [
+    assert said(list(event_stream(copied, changes_of(ITEMS, insert(id=3)), [PLAIN], [PLAIN]))) == [
+        "copying plain",
         "relation plain 1",
         ("plain", [1, 2]),
         "copied plain",

@@ -75,11 +75,15 @@ def test_a_table_equals_replaying_whatever_the_batches_hold(kind: str, data: Any
 
 
 @settings(max_examples=25)
-@given(batches=shifting_histories(cuts=4), soft=st.booleans(), in_parts=st.booleans())
-def test_a_table_follows_its_columns_whatever_the_batches_hold(batches: Any, soft: bool, in_parts: bool) -> None:
+@given(batches=shifting_histories(cuts=4), soft=st.booleans(), in_parts=st.booleans(), upkeep=st.booleans())
+def test_a_table_follows_its_columns_whatever_the_batches_hold(
+    batches: Any, soft: bool, in_parts: bool, upkeep: bool
+) -> None:
     with tempfile.TemporaryDirectory() as folder, parts_of(1 if in_parts else chunking.PART_BYTES):
         destination = IcebergDestination(warehouse=folder, deletes="soft" if soft else "hard")
         for table, _, expected in delivered(destination, batches):
+            if upkeep:
+                destination.maintain_now(TABLE)
             found = rows_in(destination, TABLE)
             alive = [row for row in found if row.get("_tailrace_deleted_at") is None]
             rows = [{name: row.get(name) for name in table.arrow.names} for row in alive]

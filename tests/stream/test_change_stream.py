@@ -9,10 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tailrace.destination.parquet.destination import ParquetDestination
 from tailrace.errors import ConfigError, SchemaChangedError
-from tailrace.model.change import Changes, Op, Position, pack_unchanged, position_texts
+from tailrace.model.change import START, Changes, Op, Position, pack_unchanged, position_texts
 from tailrace.model.schema import Column, TableName, TableSchema
+from tailrace.source.tape.source import ChangelogSource
 from tailrace.stream.change_stream import StreamRequest, fitted, json_rows, typed_rows
+from tailrace.testing.destination import ITEMS, changes_of, insert
+from tests.support.changelog_writing import write_events
 
 TABLE = TableSchema(TableName("public", "t"), (Column("id", pa.int64()), Column("v", pa.string())), ("id",))
 
@@ -81,3 +85,22 @@ def test_a_stream_cannot_move_the_place_of_the_pipeline_itself(tmp_path: Path) -
 def test_a_misspelt_option_of_a_stream_is_refused() -> None:
     with pytest.raises(ConfigError, match="a stream has no option tabel; did you mean table"):
         StreamRequest.of({"config": "shop.yaml", "tabel": "public.orders"})
+
+
+def test_a_stream_of_a_tape_begins_where_it_is_told_and_any_other_says_that_it_cannot(tmp_path: Path) -> None:
+    changes = str(tmp_path / "changes")
+    for day in (1, 2):
+        write_events(ParquetDestination(path=changes), day, changes_of(ITEMS, insert(id=day), commit=10 * day))
+    tape, shop = tmp_path / "tape.yaml", tmp_path / "shop.yaml"
+    section = f"{{type: tape, path: {changes}}}"
+    tape.write_text(f"name: t\nsource: {section}\ndestination: {{type: delta, path: lake}}\n")
+    shop.write_text("name: s\nsource: {type: sqlite, path: app.db}\ndestination: {type: delta, path: lake}\n")
+    request = StreamRequest.of({"config": str(tape), "table": "shop.items", "from": "2"})
+    assert isinstance(request.source, ChangelogSource)
+    assert request.table is not None
+    read = request.source.read_log(request.table, START, request.source.head())
+    assert [row["id"] for changed in read for row in changed.row.to_pylist()] == [2]
+    with pytest.raises(ConfigError, match="cannot begin anywhere"):
+        StreamRequest.of({"config": str(shop), "from": "2"})
+    with pytest.raises(ConfigError, match="must be the number of a batch"):
+        StreamRequest.of({"config": str(tape), "from": "soon"})

@@ -18,7 +18,7 @@ import pytest
 
 import tailrace
 from tailrace.errors import PreflightError, UnavailableError
-from tailrace.sync.hrana import Step
+from tailrace.sync.hrana import Step, encode_query
 from tailrace.sync.page_history import PageHistory
 from tailrace.sync.remote import FileRemote, RefusedPushError
 from tailrace.sync.served_file import ServedFile, UnknownRevisionError
@@ -268,6 +268,35 @@ def test_rows_with_a_null_key_are_told_apart_and_tables_without_rowid_are_refuse
         connection.execute("CREATE TABLE v (a TEXT PRIMARY KEY) WITHOUT ROWID")
     with pytest.raises(PreflightError, match="rowid"):
         tailrace.sync(tmp_path / "other.db", remote)
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_a_served_file_that_is_replaced_takes_no_push(file: Path, tmp_path: Path, *, is_removed: bool) -> None:
+    served = ServedFile(file)
+    with closing(served):
+        served.has_news()
+        if is_removed:
+            file.unlink()
+        else:
+            (tmp_path / "other.db").touch()
+            (tmp_path / "other.db").rename(file)
+        for used in (served.has_news, lambda: served.push(encode_query("SELECT 1"))):
+            with pytest.raises(UnavailableError, match="removed or replaced"):
+                used()
+
+
+def test_files_behind_links_are_served_and_synced(file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "links"
+    folder.mkdir()
+    for name in ("served.db", "replica.db"):
+        (folder / name).symlink_to(tmp_path / name)
+    served = ServedFile(folder / "served.db")
+    with closing(apsw.Connection(str(file))) as writer, closing(served):
+        writer.execute("INSERT INTO note VALUES (1, 'a')")
+        assert served.advance()
+    assert tailrace.sync(folder / "replica.db", folder / "served.db").pulled == 1
+    assert {path.name for path in folder.iterdir()} == {"served.db", "replica.db"}
+    assert tailrace.sync(tmp_path / "replica.db", file).pulled == 0
 
 
 def test_turso_cannot_open_a_served_file_whose_log_it_would_overwrite(file: Path, tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ class CaptureConnection(Protocol):
 
 def served_tape(path: Path) -> Path:
     """The file that holds the tape of a file which a sync server serves."""
+    path = path.resolve()
     return path.with_name(path.name + "-tape")
 
 

@@ -78,6 +78,15 @@ def run(
             show_default=False,
         ),
     ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="PLACE",
+            help="Where a new pipeline from a tape begins: a batch by number, a position or a time.",
+            show_default=False,
+        ),
+    ] = None,
     plain: Plain = False,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Serve the dashboard meanwhile.")] = False,
     listen: Annotated[
@@ -104,8 +113,11 @@ def run(
     from tailrace.cli.look import looking
     from tailrace.cli.run import run_pipeline
     from tailrace.config.pipeline import load_all
+    from tailrace.config.registry import begin_at
 
     configs = load_all(file)
+    if begin is not None:
+        configs = [begin_at(config, begin) for config in configs]
     if to not in (None, "console"):
         raise ConfigError("--to can only be console", fix="set `destination` in the file to write elsewhere")
     if to and (once or dashboard):

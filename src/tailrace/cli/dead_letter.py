@@ -11,6 +11,7 @@ from tailrace.cli.destination import DestinationName, place_of, show_each
 from tailrace.cli.error import CommandGroup, Debug, Json, PipelineFile, print_json
 from tailrace.cli.text import say
 from tailrace.errors import ConfigError, PipelinePlace, name_file
+from tailrace.model.quantity_text import format_count
 
 if TYPE_CHECKING:
     from tailrace.config.pipeline import PipelineConfig
@@ -51,7 +52,8 @@ def _list(config: PipelineConfig, file: Path, *, every: bool, as_json: bool) -> 
     with config.store_address.open_reading() as store:
         letters = store.dead_letters(status=None if every else "waiting")
     for letter in letters if not as_json else ():
-        say(f"{letter.id}  {letter.table}  at {letter.position}  {letter.status}, tried {letter.tries} times")
+        tried = format_count(letter.tries, "time")
+        say(f"{letter.id}  {letter.table}  at {letter.position}  {letter.status}, tried {tried}")
         say(f"    {letter.reason}")
     if not letters and not as_json:
         say("no change waits")

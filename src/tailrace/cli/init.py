@@ -16,6 +16,7 @@ import typer
 from tailrace.cli.error import Debug, Json, print_json
 from tailrace.cli.text import colored, say, say_lines
 from tailrace.errors import ConfigError, Finding, UnavailableError, name_file
+from tailrace.model.quantity_text import format_count
 
 if TYPE_CHECKING:
     from tailrace.config.draft import Draft
@@ -144,7 +145,7 @@ def _print_tables(type_: str, tables: Sequence[SurveyedTable] | None) -> None:
     if tables is None:
         return
     width = max((len(str(one.table)) for one in tables), default=0)
-    say(f"{type_}: {len(tables)} tables, {sum(one.reason is None for one in tables)} of them to follow")
+    say(f"{type_}: {format_count(len(tables), 'table')}, {sum(one.reason is None for one in tables)} of them to follow")
     for one in tables:
         rows = "" if one.rows is None else f"  about {one.rows:,} rows"
         about = f"key {', '.join(one.key) or 'none'}{rows}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tailrace.cli.error import CommandGroup, Debug, Json, print_result
+from tailrace.model.quantity_text import format_count
 
 if TYPE_CHECKING:
     from tailrace.errors import Finding
@@ -90,9 +91,9 @@ def status(file: SqliteFile, table: CaptureTable = _TABLE, as_json: Json = False
         "excluded": [finding.to_dict() for finding in left_out],
         "tape": None,
     }
-    lines = [f"triggers  {state.captured.mode}, {state.tables} tables"]
+    lines = [f"triggers  {state.captured.mode}, {format_count(state.tables, 'table')}"]
     if state.pending:
-        lines.append(f"pending   {state.pending} schema changes: tailrace sqlite enable {file}")
+        lines.append(f"pending   {format_count(state.pending, 'schema change')}: tailrace sqlite enable {file}")
     if counted is not None:
         value["tape"] = {
             "table": name,
@@ -102,9 +103,8 @@ def status(file: SqliteFile, table: CaptureTable = _TABLE, as_json: Json = False
             "last": counted.last,
             "changes": counted.tables,
         }
-        lines.append(
-            f"tape      {name} ({version}), {counted.cdc_operations} changes, {counted.first} to {counted.last}"
-        )
+        range_ = f", {counted.first} to {counted.last}" if counted.cdc_operations else ""
+        lines.append(f"tape      {name} ({version}), {format_count(counted.cdc_operations, 'change')}{range_}")
     print_result("\n".join([*lines, *describe_excluded(left_out)]), value, as_json=as_json)
 
 
@@ -124,4 +124,4 @@ def purge(
 
     with open_file(file) as connection:
         count = forget(connection, upto, table)
-    print_result(f"{count} changes purged", {"purged": count}, as_json=as_json)
+    print_result(f"{format_count(count, 'change')} purged", {"purged": count}, as_json=as_json)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from tailrace.cli.text import say
-from tailrace.model.quantity_text import format_seconds
+from tailrace.model.quantity_text import format_count, format_seconds
 from tailrace.state import TableState
 from tailrace.state.record import ChangeCounts
 from tailrace.state.status import PipelineStatus
@@ -51,7 +51,8 @@ class StoryView:
             return
         is_copied = all(table.state is TableState.READY for table in status.tables)
         if is_copied and not self._copied:
-            rows = f"{sum(table.rows_copied for table in status.tables):,} rows in {_tables(len(status.tables))}"
+            tables = format_count(len(status.tables), "table")
+            rows = f"{sum(table.rows_copied for table in status.tables):,} rows in {tables}"
             if self._copied is None and not self._is_continued:
                 self._line("continuing", f"{rows} were copied before")
             elif self._copied is not None:
@@ -103,10 +104,6 @@ class StoryView:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         return None
-
-
-def _tables(count: int) -> str:
-    return "1 table" if count == 1 else f"{count:,} tables"
 
 
 def _errors(status: PipelineStatus) -> list[str]:

@@ -91,6 +91,7 @@ SOURCES = Registry(
         "sqlite": BuiltIn(
             "tailrace.source.sqlite.option:SqliteSourceOptions", "tailrace.source.sqlite.source:SqliteSource"
         ),
+        "tape": BuiltIn("tailrace.source.tape.option:TapeOptions", "tailrace.source.tape.source:ChangelogSource"),
         "turso": BuiltIn("tailrace.source.sqlite.option:TursoOptions", "tailrace.source.sqlite.source:SqliteSource"),
     },
 )
@@ -116,6 +117,10 @@ DESTINATIONS = Registry(
         ),
         "kafka": BuiltIn(
             "tailrace.destination.kafka.option:KafkaOptions", "tailrace.destination.kafka.destination:KafkaDestination"
+        ),
+        "parquet": BuiltIn(
+            "tailrace.destination.parquet.option:ParquetOptions",
+            "tailrace.destination.parquet.destination:ParquetDestination",
         ),
         "postgres": BuiltIn(
             "tailrace.destination.postgres.option:PostgresDestinationOptions",
@@ -148,6 +153,23 @@ def open_source(config: PipelineConfig) -> Source:
     """The source a pipeline reads, as configuration: nothing is connected yet."""
     made = SOURCES.implementation(config.source.type)(config.source, config.source_context)
     return cast("Source", made)
+
+
+def begin_at(config: PipelineConfig, place: str) -> PipelineConfig:
+    """The pipeline from a place in its upstream, as `--from` names it. Raises ConfigError where it cannot choose."""
+    from tailrace.source.option import SourceOptions
+
+    options = config.source
+    try:
+        source = options.beginning(place) if isinstance(options, SourceOptions) else None
+    except ValueError as error:
+        raise ConfigError(f"the place to begin {error}", fix="correct it") from error
+    if source is None:
+        raise ConfigError(
+            f"a source of type {config.source.type} cannot begin anywhere",
+            fix="leave it out; a changelog that destination: {type: parquet} writes can be read from any place",
+        )
+    return config.model_copy(update={"source": source})
 
 
 def open_destination(config: PipelineConfig) -> Destination:

@@ -419,6 +419,13 @@ class RelationEvent:
 
 
 @dataclass(frozen=True)
+class CopyBeginEvent:
+    """A copy of a table begins: rows that came before it count no more."""
+
+    table: TableSchema
+
+
+@dataclass(frozen=True)
 class CopyEndEvent:
     """All rows of a table's copy have come."""
 
@@ -432,14 +439,15 @@ class CommitEvent:
     commit: int
 
 
-Event = BeginEvent | RelationEvent | Changes | CopyEndEvent | CommitEvent
+Event = BeginEvent | RelationEvent | Changes | CopyBeginEvent | CopyEndEvent | CommitEvent
 
 
 class EventDestination(Destination):
     """Takes all tables as one stream, in the order of the upstream's commits: begin, relation, changes, commit.
 
-    Copied rows come first, outside any transaction, and after them the ends of copies. One task writes, and sees each
-    batch as a whole. `takes_events`: false if it is configured to take each table by itself instead.
+    Copied rows come first, outside any transaction, after the begins of their copies and before the ends. One task
+    writes, and sees each batch as a whole. `takes_events`: false if it is configured to take each table by itself
+    instead.
     """
 
     copy_mode: ClassVar[CopyMode] = "stream"
@@ -462,6 +470,7 @@ __all__ = [
     "BeginEvent",
     "CommitEvent",
     "Committer",
+    "CopyBeginEvent",
     "CopyEndEvent",
     "CopyMode",
     "Destination",

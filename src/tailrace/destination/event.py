@@ -7,17 +7,20 @@ from itertools import pairwise
 
 import numpy as np
 
-from tailrace.destination import BeginEvent, CommitEvent, CopyEndEvent, Event, RelationEvent
+from tailrace.destination import BeginEvent, CommitEvent, CopyBeginEvent, CopyEndEvent, Event, RelationEvent
 from tailrace.model.change import Changes
 from tailrace.model.schema import TableSchema
 
 
 def event_stream(
-    copied: Iterable[Changes], log: Sequence[Changes], completed: Sequence[TableSchema] = ()
+    copied: Iterable[Changes],
+    log: Sequence[Changes],
+    completed: Sequence[TableSchema] = (),
+    begun: Sequence[TableSchema] = (),
 ) -> Iterator[Event]:
     """Copied rows first, then the log: its transactions one after the other, and their changes in order.
 
-    `completed` are the tables whose last copied rows are among these.
+    `completed` are the tables whose last copied rows are among these, `begun` those whose first are.
 
     The whole log is held in memory. A relation comes before the first changes of a table, and again whenever the
     table's columns change.
@@ -31,6 +34,7 @@ def event_stream(
             yield RelationEvent(chunk.table)
         yield chunk
 
+    yield from map(CopyBeginEvent, begun)
     for chunk in copied:
         if len(chunk):
             yield from with_relation(chunk)

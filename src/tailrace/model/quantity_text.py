@@ -1,4 +1,4 @@
-"""Durations and sizes as people read them."""
+"""Durations, sizes and counts as people read them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ def format_seconds(seconds: float) -> str:
     if days:
         return f"{days} d {hours} h"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def format_count(count: int, noun: str) -> str:
+    """`1 table`, `1,200 tables`: of a noun whose plural has an s."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def format_bytes(count: int) -> str:

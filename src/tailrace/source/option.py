@@ -47,6 +47,13 @@ class SourceOptions(TypedOptions):
         """
         return None
 
+    def beginning(self, place: str) -> Self | None:
+        """The same from a place in the upstream: a batch, a position or a time. ValueError for one that is none.
+
+        None, the default: a reader cannot choose where it begins.
+        """
+        return None
+
 
 def _journal_path(value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
     if value is None and (place := OptionContext.find(info)) is None:

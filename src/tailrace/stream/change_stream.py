@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from tailrace.config.pipeline import load_all
-from tailrace.config.registry import open_source
+from tailrace.config.registry import begin_at, open_source
 from tailrace.errors import ConfigError, SchemaChangedError, suggest
 from tailrace.model.change import EXACT, UNCHANGED, Changes, Op, op_names, position_texts
 from tailrace.model.collapse import fit
@@ -28,7 +28,7 @@ from tailrace.source.follower import Limit, Offset
 from tailrace.source.source import Source, SourceContext
 from tailrace.stream.data_source import BlockPartition, BlockReader, Feed
 
-_OPTIONS = ["config", "table", "reader"]
+_OPTIONS = ["config", "table", "reader", "from"]
 _METADATA = [
     pa.field("_tailrace_op", pa.string()),
     pa.field("_tailrace_position", pa.string()),
@@ -68,6 +68,8 @@ class StreamRequest:
         if not path:
             raise ConfigError("the stream has no config", fix='add .option("config", "shop.yaml")')
         config = load_all(path)[0]
+        if begin := options.get("from"):
+            config = begin_at(config, begin)
         name = options.get("table")
         reader = options.get("reader") or f"stream {name or 'every table'}"
         if SourceContext(reader=reader).is_pipeline:

@@ -186,9 +186,11 @@ class Applier:
         for chunk in log:
             works[str(chunk.table.table)].note(chunk)
         reach("stream.before_write")
+        begun = [work.require_table() for name, work in copies.items() if work.starts and name not in errors]
         completed = [work.require_table() for name, work in copies.items() if work.completes and name not in errors]
+        events = event_stream(chain.from_iterable(copied), log, completed, begun)
         with phase("write", outermost=True):
-            written = destination.write_events(event_stream(chain.from_iterable(copied), log, completed), batch)
+            written = destination.write_events(events, batch)
         reach("stream.written")
         for name, work in works.items():
             self.stage.discard(work.staged)

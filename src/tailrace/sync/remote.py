@@ -202,7 +202,7 @@ class FileRemote:
         if not path.is_file():
             raise ConfigError(f"there is no file {path}", fix="give a file or a URL as the remote")
         self.sent = self.received = 0
-        self._path = path
+        self._path = path.resolve()
         self._pulled: FileStamp | None = None
         with self._opened() as batch:
             require_servable(batch.connection, path)

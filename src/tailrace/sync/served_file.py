@@ -43,7 +43,8 @@ class ServedFile:
     def __init__(
         self, path: Path, *, history_bytes: int = HISTORY_BYTES, seconds: float = 60.0, largest_bytes: int = 64 << 20
     ) -> None:
-        self.path = path
+        # SQLite puts the log next to the file that a link leads to.
+        self.path = path = path.resolve()
         self._lock = threading.RLock()
         # Apart from the other: a push may wait for a program that writes, and pulls must not wait with it.
         self._pushing = threading.Lock()
@@ -91,6 +92,7 @@ class ServedFile:
     def push(self, request: Any) -> dict[str, Any]:
         """Run a push, and record the pages that it changed before anyone learns that it is committed."""
         with self._pushing:
+            self._require_in_place()
             try:
                 answer = self._batch.pipeline(request)
             finally:
@@ -101,6 +103,7 @@ class ServedFile:
     def has_news(self) -> bool:
         """Whether some program committed since the last revision. Costs a read of a hundred bytes."""
         with self._lock:
+            self._require_in_place()
             return self._reader.state() != self._recorded or self._holds_log()
 
     def advance(self) -> bool:
@@ -181,6 +184,14 @@ class ServedFile:
     def _reader(self) -> WalScan:
         assert self._wal is not None
         return self._wal
+
+    def _require_in_place(self) -> None:
+        """Raise UnavailableError if the path has another file now: what is written to this one would be lost."""
+        if not self._reader.is_file_at(self.path):
+            raise UnavailableError(
+                f"{self.path} was removed or replaced while it was served",
+                fix="start the server again; stop it before you put another file there",
+            )
 
     def _holds_log(self) -> bool:
         """Whether the pin alone keeps the log from starting over: a program may wait for that with the write lock."""

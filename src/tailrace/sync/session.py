@@ -83,7 +83,7 @@ class SyncSession:
         token: str | None = None,
         ca: str | Path | None = None,
     ) -> None:
-        self._path = Path(local)
+        self._path = Path(local).resolve()
         address = str(remote)
         self._decide = choose(conflict, on_conflict)
         if self._path.with_name(self._path.name + "-info").exists():

@@ -54,6 +54,13 @@ class WalScan:
         for file in (self._database, self._index, self._log):
             os.close(file)
 
+    def is_file_at(self, path: Path) -> bool:
+        """Whether the path still leads to the database."""
+        try:
+            return os.path.samestat(path.stat(), os.fstat(self._database))
+        except FileNotFoundError:
+            return False
+
     def state(self) -> WalState:
         """The committed end of the log now."""
         for attempt in range(_ATTEMPTS):

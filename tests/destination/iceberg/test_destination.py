@@ -117,6 +117,23 @@ def test_checking_makes_nothing_and_names_what_is_wrong(ice: IcebergDestination,
     assert "error" in [finding.level for finding in ice.check([ITEMS])]
 
 
+def test_a_sql_catalog_may_be_elsewhere_under_another_name(tmp_path: Path) -> None:
+    given = {"name": "shared", "uri": f"sqlite:///{tmp_path}/elsewhere.db"}
+    ice = IcebergDestination.model_validate({"type": "iceberg", "warehouse": str(tmp_path / "ice"), "catalog": given})
+    write(ice, 0, insert(id=1, name="a", price=1))
+    assert not (tmp_path / "ice/catalog.db").exists()
+    theirs = SqlCatalog("shared", uri=f"sqlite:///{tmp_path}/elsewhere.db")
+    assert theirs.load_table(("shop", "items")).scan().to_arrow().to_pylist() == [{"id": 1, "name": "a", "price": 1}]
+
+
+def test_a_catalog_that_does_not_answer_is_a_finding_and_is_waited_for(tmp_path: Path) -> None:
+    given = {"type": "rest", "uri": "http://127.0.0.1:9"}
+    ice = IcebergDestination.model_validate({"type": "iceberg", "warehouse": str(tmp_path / "ice"), "catalog": given})
+    assert [finding.level for finding in ice.check([ITEMS])] == ["ok", "error"]
+    with pytest.raises(UnavailableError, match="the catalog failed"):
+        write(ice, 0, insert(id=1, name="a", price=1))
+
+
 # -- files -----------------------------------------------------------------------------------------------------
 
 

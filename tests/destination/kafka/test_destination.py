@@ -82,7 +82,7 @@ def test_a_changed_key_is_a_delete_a_tombstone_and_a_create_that_name_each_other
     assert [short(record)[:2] for record in records] == [({"id": 1}, "d"), ({"id": 1}, None), ({"id": 2}, "c")]
     assert [record.headers for record in records] == [
         {"__debezium.newkey": '{"id":2}'},
-        {},
+        {"__debezium.newkey": '{"id":2}'},
         {"__debezium.oldkey": '{"id":1}'},
     ]
 
@@ -183,6 +183,21 @@ def test_brokers_that_are_away_are_waited_for_and_nothing_counts_as_written() ->
         assert "retries by itself" in (caught.value.fix or "")
     [finding] = destination.check([ITEMS])
     assert (finding.level, finding.subject) == ("error", "kafka 127.0.0.1:1")
+
+
+def test_a_user_logs_in_with_a_password_that_nothing_shows(tmp_path: Path) -> None:
+    with KafkaBroker(tmp_path, password="right-secret") as broker:
+        login = {"mechanism": "PLAIN", "username": "tailrace", "password": "right-secret"}
+        destination = kafka_destination(broker, sasl=login)
+        assert [finding.level for finding in destination.check([ITEMS])] == ["ok", "ok"]
+        write(destination, 0, insert(id=1, name="a", price=1))
+        assert "right-secret" not in f"{destination!r} {destination.name}"
+        stranger = kafka_destination(broker, timeout=4, sasl={**login, "password": "wrong-secret"})
+        with pytest.raises(UnavailableError, match="refuses the login") as caught:
+            write(stranger, 0, insert(id=1, name="a", price=1))
+        [finding] = stranger.check([ITEMS])
+        assert (finding.level, finding.message) == ("error", caught.value.message)
+        assert "secret" not in f"{caught.value} {stranger!r}".replace("Secret", "")
 
 
 def test_a_missing_topic_is_created_once_and_one_that_was_written_is_missed(kafka: KafkaBroker) -> None:

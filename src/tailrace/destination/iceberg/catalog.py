@@ -16,6 +16,7 @@ from pyiceberg.exceptions import (
     NamespaceAlreadyExistsError,
     NoSuchNamespaceError,
     NoSuchTableError,
+    NotInstalledError,
     RESTError,
     TableAlreadyExistsError,
 )
@@ -26,7 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tailrace.destination.iceberg.option import IcebergOptions
 from tailrace.destination.lake.folder_name import encode
-from tailrace.errors import TableError, UnavailableError
+from tailrace.errors import PreflightError, TableError, UnavailableError
 from tailrace.model.schema import TableName
 from tailrace.system import atomic_file
 
@@ -73,7 +74,13 @@ def _properties(options: IcebergOptions) -> dict[str, str]:
 def _open(options: IcebergOptions, properties: dict[str, str]) -> Catalog:
     given = {name: value for name, value in properties.items() if name not in ("name", "type")}
     if options.catalog.type != "sql":
-        return load_catalog(options.catalog.name, type=options.catalog.type, **given)
+        try:
+            return load_catalog(options.catalog.name, type=options.catalog.type, **given)
+        except NotInstalledError as error:
+            kind = options.catalog.type
+            raise PreflightError(
+                f"PyIceberg lacks a package for catalogs of type {kind}", fix=f"pip install 'pyiceberg[{kind}]'"
+            ) from error
     if (file := catalog_file(options)) is None:
         return SqlCatalog(options.catalog.name, **given)
     atomic_file.make_folder(file.parent)
@@ -129,6 +136,9 @@ def reaching(options: IcebergOptions, table: str) -> Iterator[None]:
         raise UnavailableError(
             "the catalog did not say whether it took the commit; the batch is looked for and done again", table=table
         ) from error
+    except (SQLAlchemyError, RESTError, RequestException) as error:
+        # Their texts may quote addresses with passwords in them.
+        raise _unavailable(options, table, f"the catalog failed ({type(error).__name__})") from error
     except FileNotFoundError as error:
         if options.is_local and not _folder(options).is_dir():
             raise _unavailable(options, table, "it is missing") from error
@@ -140,9 +150,6 @@ def reaching(options: IcebergOptions, table: str) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise _unavailable(options, table, reason) from error
-    except (SQLAlchemyError, RESTError, RequestException) as error:
-        # Their texts may quote addresses with passwords in them.
-        raise _unavailable(options, table, f"the catalog failed ({type(error).__name__})") from error
 
 
 def _unavailable(options: IcebergOptions, table: str, reason: str) -> UnavailableError:

@@ -253,10 +253,11 @@ class _SnapshotWriter:
         is_append = not self.change.removes and all(each.content == DataFileContent.DATA for each in self.change.adds)
         operation = Operation.APPEND if is_append else Operation.OVERWRITE
         previous = self.parent.summary if self.parent is not None else None
-        return update_snapshot_summaries(
+        found = update_snapshot_summaries(
             Summary(operation=operation, **collector.build()),
             previous.additional_properties if previous is not None else None,
         )
+        return found if self.change.changes_rows else found.model_copy(update={"operation": Operation.REPLACE})
 
 
 def _split(

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from tailrace.destination import CopyMode, Destination, Stage, Staged, TableBatch, Written, chunking, copy
 from tailrace.destination.chunking import ChangePart, parts
-from tailrace.destination.iceberg import preflight
+from tailrace.destination.iceberg import maintenance, preflight
 from tailrace.destination.iceberg.catalog import create_table, reaching
 from tailrace.destination.iceberg.column import IcebergEvolution, IcebergLayout, evolve, new_columns, replace_columns
 from tailrace.destination.iceberg.commit import IcebergChange, IcebergConflictError, commit
@@ -180,6 +180,16 @@ class IcebergDestination(IcebergOptions, Destination):
 
     def read_table(self, table: TableSchema) -> TableRows:
         return read_rows(self, table)
+
+    def maintain(self, table: TableName) -> str | None:
+        """Merge small files, leave out deleted rows and delete unneeded files if that is due."""
+        with reaching(self, str(table)):
+            return maintenance.maintain(self, table)
+
+    def maintain_now(self, table: TableName) -> str | None:
+        """Merge all small files, leave out all deleted rows and delete what the retention allows."""
+        with reaching(self, str(table)):
+            return maintenance.maintain(self, table, everything=True)
 
 
 @dataclass

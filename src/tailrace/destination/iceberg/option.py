@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from tailrace.option.value import Location, Options, Secret, TypedOptions
+from tailrace.option.value import Duration, Location, Off, Options, Secret, Size, TypedOptions, none_if_off
 
 
 class CatalogOptions(Options):
@@ -22,6 +22,20 @@ class CatalogOptions(Options):
     )
 
 
+class IcebergCompactOptions(Options):
+    """When files are merged and rows that are marked as deleted are left out, next to the batches."""
+
+    files: int = Field(default=32, ge=2, description="merge small files once a table has this many")
+    target_bytes: Size = Field(default=128_000_000, ge=1_000_000, description="how large a merged file grows")
+
+
+class IcebergVacuumOptions(Options):
+    """When files that no listed snapshot needs are deleted."""
+
+    every: Duration = Field(default=3_600.0, description="how often to look for them")
+    retention: Duration = Field(default=86_400.0, ge=3_600, description="how long they are kept after they were found")
+
+
 class IcebergOptions(TypedOptions):
     """Iceberg tables in a warehouse, each in the namespace that is its schema upstream."""
 
@@ -33,6 +47,14 @@ class IcebergOptions(TypedOptions):
     )
     metadata: bool = Field(default=False, description="add columns for the position and time of a row's last change")
     snapshots: int = Field(default=50, ge=1, description="how many snapshots of a table stay listed")
+    compact: Annotated[
+        IcebergCompactOptions | None,
+        BeforeValidator(none_if_off, json_schema_input_type=IcebergCompactOptions | Off | None),
+    ] = Field(default_factory=IcebergCompactOptions, description="when small files are merged, or off")
+    vacuum: Annotated[
+        IcebergVacuumOptions | None,
+        BeforeValidator(none_if_off, json_schema_input_type=IcebergVacuumOptions | Off | None),
+    ] = Field(default_factory=IcebergVacuumOptions, description="when unneeded files are deleted, or off")
 
     @property
     def is_local(self) -> bool:

@@ -9,7 +9,7 @@ from tailrace.destination.iceberg.column import kept_type
 from tailrace.destination.iceberg.option import IcebergOptions
 from tailrace.destination.iceberg.snapshot import IcebergSnapshot, warehouse_folder
 from tailrace.destination.preflight import ColumnProblem, check_folder, column_problems, table_findings
-from tailrace.errors import Finding, UnavailableError
+from tailrace.errors import Finding, PreflightError, UnavailableError
 from tailrace.model.schema import TableSchema
 
 
@@ -34,7 +34,7 @@ def _look_at_warehouse(options: IcebergOptions) -> list[Finding]:
     try:
         with reaching(options, ""):
             open_catalog(options).list_namespaces()
-    except UnavailableError as error:
+    except (PreflightError, UnavailableError) as error:
         return [*findings, Finding("error", subject, error.message, error.fix)]
     return [*findings, Finding("ok", subject, "answers")]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -14,6 +15,7 @@ from tailrace.errors import OwnedError, PreflightError, TableError, TailraceErro
 
 FENCED = {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
 _LOGIN = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL}
+_SILENCE = {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
 _DENIED = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "Write and Describe of the transactional id {id}",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "IdempotentWrite of the cluster",
@@ -36,6 +38,7 @@ def settings_of(options: KafkaOptions) -> dict[str, Any]:
         "log_level": 0,
         "socket.timeout.ms": int(options.timeout * 1000),
         "reconnect.backoff.max.ms": 2000,
+        "error_cb": partial(_note, options.servers),
     }
     if options.tls is not None:
         tls = {
@@ -59,6 +62,15 @@ def admin_of(options: KafkaOptions) -> AdminClient:
     return AdminClient(settings_of(options))
 
 
+_refused: dict[str, KafkaError] = {}
+"""Logins that were refused, by brokers: who waits for an answer only learns that there is none."""
+
+
+def _note(servers: str, error: KafkaError) -> None:
+    if error.code() in _LOGIN:
+        _refused[servers] = error
+
+
 class KafkaTopic(NamedTuple):
     name: str
     partitions: int
@@ -74,18 +86,22 @@ def find_topic(options: KafkaOptions, topic: str, admin: AdminClient | None = No
     except KafkaException as error:
         if error.args[0].code() in UNKNOWN_TOPIC:
             return None
+        admin.poll(0)  # so that it reports a refused login
         raise
 
 
 @contextmanager
 def reaching(options: KafkaOptions, table: str | None) -> Iterator[None]:
     """Within the block, errors of Kafka become errors of tailrace."""
+    _refused.pop(options.servers, None)
     try:
         yield
     except KafkaException as error:
         found = error.args[0]
         if not isinstance(found, KafkaError):
             raise
+        if found.code() in _SILENCE:
+            found = _refused.get(options.servers, found)
         raise as_error(found, options, table) from error
 
 
@@ -106,9 +122,10 @@ def as_error(error: KafkaError, options: KafkaOptions, table: str | None, topic:
             fix=f"raise its {limits}, then tailrace retry FILE {table}",
         )
     if code in _LOGIN:
-        return PreflightError(
+        return UnavailableError(
             f"{place} refuses the login: {error.name()}",
-            fix="check destination.sasl and destination.tls, and the user there",
+            table=table,
+            fix="check destination.sasl and destination.tls, and the user there; tailrace retries by itself",
         )
     if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         return TableError(

@@ -81,6 +81,7 @@ def _describe(options: KafkaOptions, admin: AdminClient, topics: Sequence[str]) 
             found[topic] = coming[topic].result()
         except KafkaException as error:
             if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                admin.poll(0)  # so that it reports a refused login
                 raise
             found[topic] = None
     return found

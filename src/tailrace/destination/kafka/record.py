@@ -61,7 +61,7 @@ def _with_tombstones(
     for place in reversed(deletes):
         keys.insert(place + 1, keys[place])
         values.insert(place + 1, None)
-        headers.insert(place + 1, None)
+        headers.insert(place + 1, headers[place])
     return TopicRecords(keys, values, headers)
 
 
