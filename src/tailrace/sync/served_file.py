@@ -190,8 +190,8 @@ class ServedFile:
         if not self._reader.is_file_at(self.path):
             raise UnavailableError(
                 f"{self.path} was removed or replaced while it was served",
-                fix=f"its log belongs to the file before: delete {self.path}-wal and {self.path}-shm, put the file there "
-                "again, then start the server",
+                fix=f"its log belongs to the file before: delete {self.path}-wal and {self.path}-shm, put the file"
+                " there again, then start the server",
             )
 
     def _holds_log(self) -> bool:
