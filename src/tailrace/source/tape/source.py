@@ -99,7 +99,7 @@ class ChangelogSource(LogSource):
         return _found[key]
 
     def _changes(self, entry: ChangelogEntry, table: TableName, name: str) -> Iterator[Changes]:
-        """The changes of one table in an entry. A copy that begins anew clears the rows that came before it."""
+        """The changes of one table in an entry. A copy that begins again clears the rows that came before it."""
         if name in entry.begins and (version := self._cleared(entry, table)) is not None:
             nothing = version.rows([pa.nulls(1, column.type) for column in version.columns], 1)
             place = row.commit_of(entry.number, 0)
