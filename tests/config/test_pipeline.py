@@ -207,7 +207,7 @@ batch: {max_rows: -3}
     ("section", "expected"),
     [
         ("{type: postgers, dsn: x}", "source.type names no source type that is installed; did you mean postgres?"),
-        ("{dsn: x}", "source.type is missing; it can be poll, postgres, rqlite, slatedb, sqlite, turso"),
+        ("{dsn: x}", "source.type is missing; it can be poll, postgres, rqlite, slatedb, sqlite, tape, turso"),
         ("{type: postgres}", "source.dsn is missing"),
         ("5", "source must be a section of keys"),
         ("{type: postgres, dsn: 5}", "source.dsn must be a text"),

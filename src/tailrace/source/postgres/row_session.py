@@ -52,7 +52,12 @@ class CompiledSession:
 
     def ask(self, query: str) -> list[tuple[Any, ...]]:
         cursor = self._connection.execute(query.encode())
-        return cursor.fetchall() if cursor.description is not None else []
+        if cursor.description is None:
+            return []
+        # Text comes as bytes from a database whose encoding is SQL_ASCII.
+        return [
+            tuple(value.decode() if isinstance(value, bytes) else value for value in row) for row in cursor.fetchall()
+        ]
 
     def read(self, query: str, columns: Sequence[Column]) -> Iterator[pa.RecordBatch]:
         pgconn = self._connection.pgconn

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Annotated, Literal, Self
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
 from tailrace.option.value import Location, Secret
-from tailrace.source.option import SourceOptions
+from tailrace.source.option import DraftSection, SourceOptions
 
 _POSITION = re.compile(r"[0-9a-f]{32}")
 
@@ -35,6 +36,8 @@ def _place(value: object) -> object:
 class TapeOptions(SourceOptions):
     """A changelog that a pipeline with `destination: {type: parquet}` writes."""
 
+    example_address: ClassVar[str] = "./changes"
+
     type: Literal["tape"]
     path: Location = Field(description="its folder, or a URL such as s3://bucket/changes")
     storage_options: dict[str, Secret] = Field(default={}, description="credentials and settings of the object store")
@@ -43,6 +46,14 @@ class TapeOptions(SourceOptions):
         alias="from",
         description="where to begin: a batch by number, a position of the upstream, or a time; default: the beginning",
     )
+
+    @classmethod
+    def for_address(cls, address: str, *, chosen: bool) -> DraftSection | None:
+        if not chosen:
+            return None
+        name = address.rstrip("/").rpartition("/")[2]
+        path = address if "://" in address else str(Path(address).expanduser().absolute())
+        return DraftSection(name, {"path": path})
 
     def beginning(self, place: str) -> Self:
         return self.model_copy(update={"from_": _place(place)})
