@@ -58,7 +58,7 @@ class CountingReader(BlockReader):
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingReader]:
     """One that answers at once; some tests make it wait."""
-    monkeypatch.setattr(data_source, "ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr(BlockReader, "answer_seconds", 0.0)
     source = make_sqlite(tmp_path / "app.db", tmp_path, TableOptions())
     made = CountingReader(Feed(source, LIMIT, lanes=1))
     made._follower = Scripted()  # type: ignore[assignment]
@@ -107,7 +107,7 @@ def test_a_follower_is_asked_whether_it_is_done_only_when_it_found_nothing(reade
 def sleeps(reader: CountingReader, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What an idle search slept, on a clock that only its sleep moves."""
     slept: list[float] = []
-    monkeypatch.setattr(data_source, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(BlockReader, "answer_seconds", 2.0)
     monkeypatch.setattr("time.sleep", slept.append)
     monkeypatch.setattr("time.monotonic", lambda: 1000.0 + sum(slept))
     return slept

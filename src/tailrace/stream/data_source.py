@@ -44,8 +44,6 @@ IDLE_TIMES = 50
 """And not before so many times the CPU time that the last reading took: with many tables that is long."""
 LONG_SECONDS = 0.002
 """What takes less than this is not worth saving."""
-ANSWER_SECONDS = 2.0
-"""How long an idle stream waits for changes before it answers Spark, which asks again a hundredth of a second later."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,13 @@ class _Idle:
 
 
 class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Spark's calls, passed to the follower (driver) or the source (executors)."""
+    """Spark's calls, passed to the follower (driver) or the source (executors).
+
+    An idle stream waits `answer_seconds` for changes before it answers Spark, which asks again a hundredth of a second
+    later.
+    """
+
+    answer_seconds = 2.0
 
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
@@ -204,7 +208,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return True
         now = time.monotonic()
         if self._waits_until is None:
-            self._waits_until = now + ANSWER_SECONDS
+            self._waits_until = now + self.answer_seconds
         return now >= self._waits_until
 
     def _directives(self, start: Offset) -> tuple[TableDirectives, float]:

@@ -66,6 +66,7 @@ class _Run:
                 pipeline.stage,
             )
         )
+        self.reader.answer_seconds = 0.0  # a step that finds nothing ends at once
         self.receiver = SteppedReceiver(source, pipeline.session)
 
     def close(self) -> None:
