@@ -7,20 +7,21 @@ import logging
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 from py4j.java_gateway import JavaObject
 from pyspark import SparkContext, java_gateway
 
-from tailrace.stream.worker import UMASK_VARIABLE
+from tailrace.stream.worker import MODULES_VARIABLE, UMASK_VARIABLE
 from tailrace.system import environment
 
 
 @contextmanager
-def started_as_child() -> Iterator[None]:
-    """Within the block PySpark may start a JVM. If the block is interrupted, that JVM is killed."""
+def started_as_child(modules: Iterable[str] = ()) -> Iterator[None]:
+    """Within the block PySpark may start a JVM, whose Python workers import `modules` early. If the block is
+    interrupted, that JVM is killed."""
     started: list[subprocess.Popen[bytes]] = []
     used = vars(java_gateway)
     popen = used["Popen"]
@@ -42,6 +43,7 @@ def started_as_child() -> Iterator[None]:
         allowed = environment.for_children()
         child = {name: value for name, value in given.items() if name in allowed or name not in os.environ}
         child[UMASK_VARIABLE] = f"{mask:o}"
+        child[MODULES_VARIABLE] = ",".join(modules)
         made: subprocess.Popen[bytes] = popen(command, preexec_fn=prepare_more, env=child, **options)
         started.append(made)
         return made

@@ -18,7 +18,6 @@ from tailrace.stream.class_archive import Archive
 from tailrace.stream.java import java_home
 from tailrace.stream.spark_home import spark_home
 from tailrace.stream.spark_master import is_local, reaches_loopback
-from tailrace.stream.worker import MODULES_VARIABLE
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
@@ -90,13 +89,12 @@ def build_session(name: str, master: str, conf: Mapping[str, str], modules: Iter
         # Spark makes up a secret itself. Elsewhere executors on other machines would need it, too.
         settings.setdefault("spark.authenticate", "true")
         settings.setdefault("spark.python.daemon.module", "tailrace.stream.worker_daemon")
-        settings.setdefault(f"spark.executorEnv.{MODULES_VARIABLE}", ",".join([*TASK_MODULES, *modules]))
     else:
         # An executor's JVM passes bytes on as the driver's does: without these, a copy costs it twice the time.
         settings.setdefault("spark.executor.extraJavaOptions", JAVA_OPTIONS)
     for key, value in settings.items():
         builder = builder.config(key, value)
-    with _keep_interrupt_handler(), jvm.started_as_child():
+    with _keep_interrupt_handler(), jvm.started_as_child([*TASK_MODULES, *modules]):
         session = builder.create()
         jvm.require_token()
         return session
