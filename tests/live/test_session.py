@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -115,3 +116,11 @@ def test_a_batch_that_was_planned_when_the_pipeline_is_drained_is_done(
     pipeline.run()
     drainer.join()
     assert (log / "commits" / "0").exists()
+
+
+def test_workers_begin_with_what_tasks_import(spark: SparkSession) -> None:
+    def parents_libraries(_: int) -> str:
+        return Path(f"/proc/{os.getppid()}/maps").read_text()
+
+    [maps] = spark.sparkContext.parallelize([0], 1).map(parents_libraries).collect()
+    assert "libarrow" in maps  # PySpark's own daemon has not loaded it
