@@ -239,7 +239,7 @@ def test_the_documented_query_gives_the_table_at_every_commit(data: Any) -> None
         for when, expected in states:
             for then in (when, when + timedelta(seconds=59)):
                 asked = query.replace("2026-05-04T12:00:00Z", then.strftime("%Y-%m-%dT%H:%M:%SZ"))
-                found = pa.table(connection.execute(asked).to_arrow_table()).to_pylist()
+                found = pa.table(connection.sql(asked).to_arrow_table()).to_pylist()
                 assert {
                     tuple(row[k] for k in table.key): {n: row[n] for n in table.arrow.names} for row in found
                 } == expected
