@@ -118,8 +118,8 @@ class JournalMachine(RuleBasedStateMachine):
         survivors, reached = [], before
         for frame in frames:
             reached += 104 + (len(frame.payload) + 7) // 8 * 8
-            # Padding holds nothing, so a frame is whole once its payload is.
-            if reached - (-len(frame.payload) % 8) > at if garbage else reached > at:
+            # Padding holds nothing, so a frame is whole once its payload is, or its text if that is all it has.
+            if reached - (-len(frame.payload or frame.meta) % 8) > at if garbage else reached > at:
                 break
             survivors.append(frame)
         self.kept += survivors
