@@ -12,7 +12,17 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from tailrace.destination import Batch, CopyEndEvent, Event, EventDestination, RelationEvent, Stage, TableBatch, Written
+from tailrace.destination import (
+    Batch,
+    CopyBeginEvent,
+    CopyEndEvent,
+    Event,
+    EventDestination,
+    RelationEvent,
+    Stage,
+    TableBatch,
+    Written,
+)
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.option import CompactOptions
 from tailrace.errors import TableError, UnavailableError
@@ -46,7 +56,7 @@ class Journal(EventDestination):
         with self.path.open("a") as file:
             for event in events:
                 rows = event.row.to_pylist() if isinstance(event, Changes) else ""
-                said = event.table.table if isinstance(event, RelationEvent | CopyEndEvent) else rows
+                said = event.table.table if isinstance(event, RelationEvent | CopyBeginEvent | CopyEndEvent) else rows
                 print(type(event).__name__, said, file=file)
         return Written()
 
@@ -72,6 +82,8 @@ def test_an_event_destination_takes_the_tables_of_a_batch_together(tmp_path: Pat
     assert journal.path.read_text().splitlines() == [
         "drop shop.items",
         "drop shop.log",
+        "CopyBeginEvent shop.items",
+        "CopyBeginEvent shop.log",
         "RelationEvent shop.items",
         "Changes [{'id': 1, 'name': 'a', 'price': 1}]",
         "RelationEvent shop.log",
