@@ -1,4 +1,4 @@
-"""Rows of a binary COPY as Arrow, by `row_reader.c`: a quarter of the processor's time that ADBC takes.
+"""Rows of a binary COPY as Arrow, by `row_reader.c`: a third of the processor's time that ADBC takes.
 
 The compiled part comes with a wheel of the platform, or was built by a compiler at installation. Without it, and with a
 psycopg that is not its binary build, `is_available` is false and ADBC reads.
