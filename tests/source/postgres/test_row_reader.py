@@ -55,7 +55,7 @@ LITERALS: dict[str, st.SearchStrategy[Any]] = {
     "numeric(38,10)": st.decimals(-(10**27), 10**27, places=10) | st.just(Decimal("NaN")),
     "numeric(9,0)": st.integers(-(10**9) + 1, 10**9 - 1) | st.sampled_from([10**8, 10**4, -(10**4)]),
     "numeric(12,12)": st.decimals(Decimal("-0.999"), Decimal("0.999"), places=12),
-    "date": st.dates() | st.sampled_from(["infinity", "-infinity", "4713-11-24 BC", "5874897-12-31"]),
+    "date": st.dates() | st.sampled_from(["infinity", "-infinity"]),
     "timestamp with time zone": st.datetimes().map(lambda value: f"{value.isoformat()}Z")
     | st.sampled_from(["infinity", "-infinity", "294276-12-31 23:59:59.999999+00"]),
 }
@@ -99,7 +99,7 @@ def test_any_rows_are_read_as_adbc_reads_them(row_database: PostgresDatabase, ro
         with writer.cursor() as cursor:
             cursor.executemany(
                 f"INSERT INTO t VALUES ({marks})".encode(),
-                [[None if value is None else str(value) for value in row.values()] for row in rows],
+                [[None if row[name] is None else str(row[name]) for name in TYPES] for row in rows],
             )
     with row_session(row_database.dsn, "testing") as session:
         found = converted(table, rows_of(session, table, "public.t"))
