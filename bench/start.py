@@ -103,7 +103,7 @@ def _idle(report: Report, file: Path, seconds: float) -> None:
         _command("run", str(file), "--json"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        wait_for(lambda: _status(file).get("state") == "running", "the pipeline does not run")
+        wait_for(lambda: _status(file).get("runner") is not None, "the pipeline does not run")
         time.sleep(SETTLE_SECONDS)
         before, each = cpu_seconds(process.pid), cpu_by_process(process.pid)
         time.sleep(seconds)
