@@ -130,7 +130,7 @@ def read_rows(
                 continue
             _raise_for(outcome, pgconn)
             if compiled.rows(reader):
-                yield _take(compiled, reader, columns, readings)
+                yield _take(compiled, reader, pgconn, columns, readings)
     finally:
         compiled.free(reader)
 
@@ -144,7 +144,9 @@ def _raise_for(outcome: int, pgconn: pq.abc.PGconn) -> None:
         raise psycopg.OperationalError(pgconn.get_error_message())
 
 
-def _take(compiled: _Compiled, reader: int, columns: Sequence[Column], readings: Sequence[Reading]) -> pa.RecordBatch:
+def _take(
+    compiled: _Compiled, reader: int, pgconn: pq.abc.PGconn, columns: Sequence[Column], readings: Sequence[Reading]
+) -> pa.RecordBatch:
     not_numbers = {
         index: bits
         for index, reading in enumerate(readings)
@@ -152,7 +154,7 @@ def _take(compiled: _Compiled, reader: int, columns: Sequence[Column], readings:
     }
     # A struct ArrowArray has five numbers, four pointers and one more; it is moved out of here at once.
     memory = (ctypes.c_int64 * 10)()
-    _raise_for_memory(compiled.take(reader, ctypes.addressof(memory)))
+    _raise_for(compiled.take(reader, ctypes.addressof(memory)), pgconn)
     schema = pa.schema(
         [(column.name, reading.arrow(column.type)) for column, reading in zip(columns, readings, strict=True)]
     )
@@ -161,11 +163,6 @@ def _take(compiled: _Compiled, reader: int, columns: Sequence[Column], readings:
         field = pa.field(columns[index].name, pa.string())
         batch = batch.set_column(index, field, _as_text(batch.column(index), bits))
     return batch
-
-
-def _raise_for_memory(outcome: int) -> None:
-    if outcome == _NO_MEMORY:
-        raise MemoryError
 
 
 def _nans(compiled: _Compiled, reader: int, index: int) -> np.ndarray[Any, Any] | None:
